@@ -504,7 +504,7 @@ class Req:
         self.output_ids: list[int] = []
         self.params = params
         self.arrival = arrival  # arrival number: 0, 1, 2, …; not a time
-        self.priority = params.priority  # lower is more urgent; `Planner` lowers it when the request was starved
+        self.priority = params.priority  # lower is more urgent; `StarvationGuard` lowers it for a starved request
         self.group = 0  # requests of one group share what one of no group (0) has: see `minisgl.scheduler.fairness`
         self.seed = seed
         self.max_len = len(self.prompt_ids) + params.max_tokens

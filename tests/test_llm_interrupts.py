@@ -24,6 +24,7 @@ from minisgl.config import ConfigError
 from minisgl.core import EngineDeadError, EngineSpec, InvalidRequestError
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.scheduler import Plan
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.sim import SimEngine
 from minisgl.testing.truth import SimRequest
@@ -440,7 +441,7 @@ def test_a_dead_engine_closes_the_llm(
 
 def test_an_error_in_a_turn_closes_the_llm(make: Callable[[], LLM], monkeypatch: pytest.MonkeyPatch) -> None:
     llm = make()
-    monkeypatch.setattr(llm.scheduler.planner, "next_rows", lambda *_: [(77, 1)])
+    monkeypatch.setattr(llm.scheduler.planner, "plan", lambda *_: Plan([(77, 1)]))
     with pytest.raises(Exception, match="the plan names request 77"):
         llm.generate(PROMPTS, PARAMS)
     assert_closed(llm, message="PolicyError: the plan names request 77")

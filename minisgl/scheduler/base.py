@@ -9,9 +9,12 @@ shipped policies are in `plugins/scheduler/`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from minisgl.core import I32, Req
+from minisgl.core import I32, Req, StepResult
+
+if TYPE_CHECKING:
+    from minisgl.scheduler.results import InFlightStep
 
 
 class Waiting(NamedTuple):
@@ -75,15 +78,28 @@ class Plan(NamedTuple):
     retract: Sequence[int] = ()
 
 
+class Room(NamedTuple):
+    """What a policy wants to be changed before it plans a step.
+
+    ``retract``: uids of running requests to return to the waiting queue. ``priorities``: (uid, new priority) of waiting
+    requests.
+    """
+
+    retract: Sequence[int] = ()
+    priorities: Sequence[tuple[int, int]] = ()
+
+
 class SchedulerPolicy(Protocol):
     """Chooses the rows of the next step.
 
-    A policy may have two further members:
+    A policy may have three further members:
 
     - ``uses_priority = True``: requests may have a ``priority`` other than 0. Otherwise they are rejected.
     - ``victims(running: Sequence[Running]) -> Sequence[int]``: the uids of all requests of ``running``, the one to
       retract first when decode runs out of pages at the front. Without it, that is the least urgent request, by
       priority and then arrival. In either case, the most urgent request is never retracted for pages (promise 5).
+    - ``make_room(planner: Planner) -> Room``: called before each call of `plan`, which then sees the requests with the
+      changes of the `Room`. It is for a policy that wraps a policy, as `minisgl.scheduler.starvation` does.
     """
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
@@ -139,6 +155,35 @@ class DraftProposer(Protocol):
     def close(self) -> None:
         """Free what the proposer holds. No other method is called any more."""
         return
+
+
+class Speculation(Protocol):
+    """Where the drafts of a scheduler's decode rows come from, and who is told how many were accepted.
+
+    A row with k drafts samples at k + 1 positions, and the result says how many of the tokens count.
+    """
+
+    max_drafts: int  # largest number of drafts of a row
+    max_draft_tokens: int  # largest number of drafts of a step
+    rounds: int  # largest number of rounds of a step: the engine makes the drafts of all but the first one itself
+
+    def admitted(self, reqs: Sequence[Req]) -> None:
+        """Note requests that begin to run."""
+
+    def removed(self, reqs: Sequence[Req]) -> None:
+        """Note requests that stop to run, before they lose their rows."""
+
+    def propose(self, step_id: int, reqs: Sequence[Req], rows: I32, positions: I32, limits: I32) -> list[Sequence[int]]:
+        """Return the drafts of each request in a step: those for ``positions[i]`` and after it, at most ``limits[i]``.
+
+        ``rows`` are the request-pool rows.
+        """
+
+    def read(self, launched: InFlightStep, result: StepResult, gained: Sequence[int]) -> None:
+        """Note the result of a step: the requests in the rows ``gained`` got ``result.accepted[row]`` tokens each."""
+
+    def close(self) -> None:
+        """Free what is held for drafts. No other method is called any more."""
 
 
 class Constraint(Protocol):

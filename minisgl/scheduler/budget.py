@@ -22,6 +22,13 @@ class AdmissionCost(NamedTuple):
     growth: int  # further pages that the request's next tokens will need soon
 
 
+RETRACTION_SLACK = 4
+"""Tokens for which a retraction frees pages beyond the reserve, for each running request that stays.
+
+The pages of a retracted request may become free only a turn later. The other requests have then grown, and the
+admission for which it was retracted must still fit beside the reserve.
+"""
+
 PREFILL_SHARE = 0.25
 """Decode rows leave at least this share of a step's tokens, rounded up, to prefill chunks.
 

@@ -1,32 +1,24 @@
-"""Chooses the rows of the next step: calls the policy, checks its plan, and adds requests that the policy starves.
+"""Plans the next step: asks the policy for its rows, and checks them.
 
-The planner reads the waiting and running requests and asks `CacheManager` how many pages they need. It may retract a
-request. It admits no request and builds no step: `Scheduler` does.
+The planner reads the waiting and running requests and asks `CacheManager` how many pages they need. It changes nothing:
+`Scheduler` retracts and admits requests and builds the step.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Protocol
 
 import numpy as np
 
 from minisgl.core import I32, Bools, Req
-from minisgl.scheduler.base import Plan, Running, SchedulerPolicy, Waiting
-from minisgl.scheduler.budget import AdmissionCost, StepBudget, WaitingView
+from minisgl.scheduler.base import Plan, Room, Running, SchedulerPolicy, Waiting
+from minisgl.scheduler.budget import RETRACTION_SLACK, AdmissionCost, StepBudget, WaitingView
 from minisgl.scheduler.cache_manager import CacheManager
-from minisgl.scheduler.fairness import NO_GROUP, behind, by_urgency
+from minisgl.scheduler.fairness import by_urgency
 from minisgl.scheduler.prefix_hash import PageHash
 from minisgl.scheduler.waiting_queue import WaitingQueue
-
-RETRACTION_SLACK = 4
-"""Tokens for which a retraction frees pages beyond the reserve, for each running request that stays.
-
-The pages of a retracted request may become free only a turn later. The other requests have then grown, and the
-admission for which it was retracted must still fit beside the reserve.
-"""
 
 MAX_ADMISSIONS = 256
 """The largest number of requests that one step admits. An admission costs the host some 25 µs, and a turn of the loop
@@ -49,108 +41,42 @@ class Requests(Protocol):
     waiting: WaitingQueue
     next_step_id: int
 
-    def retract(self, req: Req) -> None:
-        """Release the row and pages of a running request and return it to the waiting queue."""
-
 
 class Planner:
-    """Calls the policy, and keeps promises 5 (no over-commitment) and 6 (no starvation) whatever its plans contain."""
+    """Asks the policy for a plan, and checks it: promise 5 (no over-commitment) holds whatever its plans contain.
+
+    A policy that wraps the policy may ask the planner too: `fits`, `select_victims`, `waiting_view`, `waiting_views`.
+    """
 
     def __init__(
-        self,
-        requests: Requests,
-        policy: SchedulerPolicy,
-        cache_manager: CacheManager,
-        max_prefill_tokens: int,
-        starvation_steps: int,
+        self, requests: Requests, policy: SchedulerPolicy, cache_manager: CacheManager, max_prefill_tokens: int
     ):
         self.requests, self.policy = requests, policy
         self.cache_manager, self.request_table = cache_manager, cache_manager.request_table
-        self.max_prefill_tokens, self.starvation_steps = max_prefill_tokens, starvation_steps
+        self.max_prefill_tokens = max_prefill_tokens
         self.uses_priority: bool = getattr(policy, "uses_priority", False)
-        self._oldest: Req | None = None  # the waiting request that arrived first, when the last plan was made
-        self._oldest_since = 0  # the first step whose plan it was waiting for in this place
-        self._claimed: Req | None = None  # the waiting request for which requests of other groups were retracted
 
-    def next_rows(self, views: list[Running], in_flight: bool) -> Sequence[tuple[int, int]]:
-        """Return the rows of the next step, (uid, tokens) each: first those of starved requests, then the policy's.
+    def room(self) -> Room:
+        """Return what the policy wants to be changed before it plans the next step."""
+        make_room = getattr(self.policy, "make_room", None)
+        return Room() if make_room is None else make_room(self)
 
-        ``views`` are the running requests, ``in_flight`` says whether a launched step is unread. The result is empty
-        only if a step is in flight, or if no request can compute anything.
+    def plan(self, running: list[Running]) -> Plan:
+        """Return the policy's plan of the next step. ``running`` are the views of the running requests.
+
+        Raise `PolicyError` if the plan is no `Plan`, or retracts requests that it may not retract.
         """
-        reserved = self.cache_manager.reserve.num_tokens
-        forced_req, in_the_way, fits_later = self._forced_admission(reserved)
-        for req in in_the_way:
-            self.requests.retract(req)
-        if in_the_way:
-            views = self.request_table.running_views(self.requests.next_step_id)
-        if forced_req is not None:
-            self._inherit_priority(forced_req)
-        budget = self._budget(reserved if self.requests.waiting else 0)
-        forced = self._starved_rows(views, forced_req, budget)
-        if fits_later:
-            budget.rows = 0  # the policy may admit no other request into the pages that are being freed
-        waiting: Iterable[Req] = self.requests.waiting
-        num_waiting = len(self.requests.waiting)
-        if forced:
-            planned = {uid for uid, _ in forced}
-            views = [v for v in views if v.uid not in planned]
-            num_waiting -= sum(self.requests.requests[uid].req_pool_idx < 0 for uid in planned)
-            waiting = (req for req in self.requests.waiting if req.uid not in planned)
-        plan = self.policy.plan(WaitingView(num_waiting, self._waiting_views(waiting, views)), views, budget)
+        budget = self._budget(self.cache_manager.reserve.num_tokens if self.requests.waiting else 0)
+        plan = self.policy.plan(self.waiting_views(running), running, budget)
         if not isinstance(plan, Plan):
             raise PolicyError(f"plan() returned a {type(plan).__name__}; it must return a Plan(rows, retract)")
-        rows = [*forced, *plan.rows] if forced else plan.rows
-        if plan.retract:
-            rows = self._apply_retractions(plan.retract, rows)
-        if not rows and not in_flight:
-            # No result is due that could free pages, so another turn would be the same: compute the oldest request.
-            rows = self._oldest_row()
-        return rows
-
-    def _forced_admission(self, reserved: int) -> tuple[Req | None, list[Req], bool]:
-        """Return a waiting request that the next plan must contain, or None, and what its admission takes.
-
-        It is a starved request, or else one that claims its group's share (`_claimant`). The list has the running
-        requests to retract for it. The flag says whether it fits only when pages that are being freed are free.
-        """
-        starved = self._oldest_starved()
-        if starved is not None:
-            if self._fits(starved, reserved):
-                return starved, [], False
-            victims = self._in_the_way(starved)
-            return (None, [], False) if victims is None else (starved, victims, True)
-        claimed, self._claimed = self._claimed, None
-        claimant = self._claimant(claimed)
-        if claimant is None:
-            return None, [], False
-        if self._fits(claimant, reserved):
-            return (claimant if claimant is claimed else None), [], False
-        kept, taken = behind(claimant, self.request_table.reqs)
-        fits, victims = self._select_victims([*kept, claimant, *taken], reserved + RETRACTION_SLACK)
-        if not fits:
-            return None, [], False
-        self._claimed = claimant
-        return claimant, victims, True
-
-    def _claimant(self, claimed: Req | None) -> Req | None:
-        """Return the first request of the queue if another group has more running requests than its own will have.
-
-        Also return it if requests were retracted for it before: it is then ``claimed``.
-        """
-        if not self.requests.waiting:
-            return None
-        num_running = Counter(req.group for req in self.request_table.reqs)
-        del num_running[NO_GROUP]
-        if not num_running:
-            return None
-        first = self.requests.waiting.most_urgent()
-        assert first is not None
-        return first if first is claimed or max(num_running.values()) > num_running[first.group] + 1 else None
-
-    def _fits(self, waiting: Req, reserved: int) -> bool:
-        """Return whether a waiting request fits into the next step, if no other request is admitted."""
-        return bool(self._budget(reserved).grant(self._waiting_view(waiting), 1))
+        for i, uid in enumerate(plan.retract):
+            req = self.requests.requests.get(uid)
+            if req is None or req.req_pool_idx < 0 or uid in plan.retract[:i]:
+                raise PolicyError(f"the plan retracts request {uid}, which is not running")
+            if any(uid == other for other, _ in plan.rows):
+                raise PolicyError(f"the plan retracts request {uid} and also has a row for it")
+        return plan
 
     def _budget(self, num_reserved_tokens: int) -> StepBudget:
         """Return the budget of a whole step.
@@ -166,19 +92,12 @@ class Planner:
             retractions=self._retractions,
         )
 
-    def _apply_retractions(self, retract: Sequence[int], rows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Retract the requests in ``retract``, and return ``rows`` reduced to the tokens that still fit.
+    def grant_again(self, rows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Return ``rows``, planned before some requests were retracted, reduced to the tokens that still fit.
 
         The pages of a retracted request go to the cache. So another request's prompt may have fewer tokens left to
         compute, and pages that were evictable may now be locked.
         """
-        for uid in retract:
-            req = self.requests.requests.get(uid)
-            if req is None or req.req_pool_idx < 0:
-                raise PolicyError(f"the plan retracts request {uid}, which is not running")
-            if any(uid == other for other, _ in rows):
-                raise PolicyError(f"the plan retracts request {uid} and also has a row for it")
-            self.requests.retract(req)
         budget = self._budget(0)
         views: dict[int, Running | Waiting] = {
             v.uid: v for v in self.request_table.running_views(self.requests.next_step_id)
@@ -186,16 +105,16 @@ class Planner:
         for uid, _ in rows:
             req = self.requests.requests.get(uid)
             if req is not None and req.req_pool_idx < 0:
-                views[uid] = self._waiting_view(req)
+                views[uid] = self.waiting_view(req)
         return [(uid, n) for uid, want in rows if (n := budget.grant(views[uid], want) if uid in views else want)]
 
     def _admission_cost(self, uid: int) -> AdmissionCost:
         return self.cache_manager.admission_cost(self.requests.requests[uid])
 
-    def _waiting_views(self, waiting: Iterable[Req], views: list[Running]) -> Iterator[Waiting]:
+    def _waiting_views(self, waiting: Iterable[Req], running: Sequence[Running]) -> Iterator[Waiting]:
         """Yield the policy's view of each request in ``waiting``, which is in order of arrival.
 
-        The ``same_prefix_req`` of a request is a running request of ``views`` or a request yielded before.
+        The ``same_prefix_req`` of a request is one of ``running`` or a request yielded before.
         """
         cache_manager, page_size = self.cache_manager, self.cache_manager.spec.page_size
         step = self.requests.next_step_id
@@ -205,7 +124,7 @@ class Planner:
             page_hash = cache_manager.next_page_hash(req, page)
             return None if page_hash is None else computing.setdefault(page_hash, req.uid)
 
-        for view in views:
+        for view in running:
             if view.num_remaining_tokens:
                 req = self.requests.requests[view.uid]
                 first_to_compute(req, int(self.request_table.num_computed_tokens[req.req_pool_idx]) // page_size)
@@ -222,69 +141,21 @@ class Planner:
                 req.priority,
             )
 
-    def _oldest_starved(self) -> Req | None:
-        """Return the oldest waiting request if it had no row for ``starvation_steps`` steps, else None.
-
-        While a more urgent request is open, it must also have been the oldest waiting one for as many steps. Otherwise
-        every request of a long queue, in which all have waited that long, would take the room of the urgent request.
-        """
-        step, first = self.requests.next_step_id, self.requests.waiting.first()
-        if first is not self._oldest:
-            self._oldest, self._oldest_since = first, step
-        if first is None or step - first.queued_at_step < self.starvation_steps:
-            return None
-        if step - self._oldest_since < self.starvation_steps and self._is_less_urgent(first):
-            return None
-        return first
-
-    def _is_less_urgent(self, waiting: Req) -> bool:
-        """Return whether a more urgent request than ``waiting`` is open."""
-        if not self.uses_priority:
-            return False
-        most_urgent = self.requests.waiting.most_urgent()
-        return (most_urgent is not None and most_urgent.priority < waiting.priority) or any(
-            req.priority < waiting.priority for req in self.request_table.reqs
-        )
-
-    def _inherit_priority(self, starved: Req) -> None:
-        """Give a starved request, which is admitted now, the priority of the most urgent waiting request.
-
-        That may be one that was just retracted for it. The starved request keeps the priority to its end. Otherwise the
-        urgent request would take the room back in the next step.
-        """
-        most_urgent = self.requests.waiting.most_urgent()
-        if most_urgent is not None and most_urgent.priority < starved.priority:
-            self.requests.waiting.set_priority(starved, most_urgent.priority)
-
-    def _in_the_way(self, starved: Req) -> list[Req] | None:
-        """Return the running requests that must be retracted so that ``starved`` fits, the least urgent one first.
-
-        The list is empty if ``starved`` fits as soon as the results of launched steps have been read. Return None if it
-        does not fit even beside the running requests that arrived before it: none of them overtook it, so it waits for
-        them, and nothing that is done to younger requests lets it start sooner.
-        """
-        running = sorted(self.request_table.reqs, key=attrgetter("urgency"))
-        older = [req for req in running if req.arrival < starved.arrival]
-        younger = [req for req in running if req.arrival > starved.arrival]
-        fits, victims = self._select_victims([*older, starved, *younger], self.cache_manager.reserve.num_tokens)
-        return victims if fits else None
-
     def _retractions(self, uids: Sequence[int]) -> list[int]:
         """Return the uids of the running requests to retract for the waiting ones: see `Budget.retractions`."""
-        num_tokens = self.cache_manager.reserve.num_tokens + RETRACTION_SLACK
-        _, victims = self._select_victims([self.requests.requests[uid] for uid in uids], num_tokens)
+        _, victims = self.select_victims([self.requests.requests[uid] for uid in uids], RETRACTION_SLACK)
         return [req.uid for req in victims]
 
-    def _select_victims(self, order: Sequence[Req], num_tokens: int) -> tuple[list[Req], list[Req]]:
+    def select_victims(self, order: Sequence[Req], slack: int = 0) -> tuple[list[Req], list[Req]]:
         """Return the waiting requests of ``order`` that can be admitted, and the running ones to retract for them.
 
         ``order`` has the most important request first. The running requests that are not in ``order`` count as
         retracted. A waiting request can be admitted if it fits beside those before it in ``order``; after one that does
-        not fit, no further one is admitted. Each request that stays keeps pages for ``num_tokens`` tokens more. The
-        victims are the last running requests of ``order``, the last one first.
+        not fit, no further one is admitted. Each request that stays keeps the pages of the reserve, and pages for
+        ``slack`` tokens more. The victims are the last running requests of ``order``, the last one first.
         """
         table, spec = self.request_table, self.cache_manager.spec
-        growth = table.page_growth(num_tokens)
+        growth = table.page_growth(self.cache_manager.reserve.num_tokens + slack)
         is_used = np.zeros(spec.num_pages, bool)
         admitted, victims = list[Req](), list[Req]()
         num_pages = num_rows = num_grown = 0  # num_grown: pages for later tokens of the request admitted last
@@ -330,39 +201,33 @@ class Planner:
         exempt = min(reqs, key=attrgetter("urgency"))
         return [*(by_uid[uid] for uid in uids if uid != exempt.uid), exempt]
 
-    def _starved_rows(self, views: list[Running], starved: Req | None, budget: StepBudget) -> list[tuple[int, int]]:
-        """Return rows for the starved running requests and ``starved``, a waiting one, if they fit (promise 6).
-
-        The request that was left out for the most steps comes first: a step may have too few tokens for all of them.
-        """
-        requests: list[Running | Waiting] = [v for v in views if v.skipped_steps >= self.starvation_steps]
-        if starved is not None:
-            requests.append(self._waiting_view(starved))
-        rows = []
-        for request in sorted(requests, key=attrgetter("skipped_steps"), reverse=True):
-            if isinstance(request, Waiting):
-                wanted = request.num_tokens - request.num_cached_tokens
-            else:
-                wanted = request.num_remaining_tokens or 1
-            if n := budget.grant(request, wanted):
-                rows.append((request.uid, n))
-        return rows
-
-    def _oldest_row(self) -> list[tuple[int, int]]:
+    def oldest_row(self) -> list[tuple[int, int]]:
         """Return a row for the earliest admitted request that fits; if none does, for the oldest waiting request."""
         budget = self._budget(0)  # a new budget: the policy's plan was empty, so its grants do not count
         for view in self.request_table.running_views(self.requests.next_step_id):
             if n := budget.grant(view, view.num_remaining_tokens or 1):
                 return [(view.uid, n)]
         oldest = self.requests.waiting.first()
-        waiting = None if oldest is None else self._waiting_view(oldest)
+        waiting = None if oldest is None else self.waiting_view(oldest)
         if waiting is not None and (n := budget.grant(waiting, waiting.num_tokens - waiting.num_cached_tokens)):
             return [(waiting.uid, n)]
         return []
 
-    def _waiting_view(self, req: Req) -> Waiting:
+    def fits(self, waiting: Req) -> bool:
+        """Return whether a waiting request can be admitted now, beside the reserve of the running requests."""
+        return self._budget(self.cache_manager.reserve.num_tokens).grant(self.waiting_view(waiting), 1) > 0
+
+    def waiting_view(self, req: Req) -> Waiting:
         """Return the policy's view of a waiting request, as if no other request existed (no ``same_prefix_req``)."""
         return next(self._waiting_views([req], []))
+
+    def waiting_views(self, running: Sequence[Running], without: Collection[int] = ()) -> WaitingView:
+        """Return the policy's view of the waiting queue, beside ``running``, except for the uids ``without``."""
+        waiting, size = self.requests.waiting, len(self.requests.waiting)
+        if not without:
+            return WaitingView(size, self._waiting_views(waiting, running))
+        size -= sum(self.requests.requests[uid].req_pool_idx < 0 for uid in without)
+        return WaitingView(size, self._waiting_views((req for req in waiting if req.uid not in without), running))
 
     def check(self, reqs: list[Req], req_pool_indices: I32, num_tokens: I32) -> None:
         """Raise `PolicyError` unless the rows fit into one step.

@@ -32,14 +32,13 @@ from minisgl.core import (
     TokenMasks,
 )
 from minisgl.kvcache import PrefixCache
-from minisgl.scheduler.base import Constraint, DraftProposer, SchedulerPolicy
+from minisgl.scheduler.base import Constraint, Running, SchedulerPolicy, Speculation
 from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.scheduler.check_request import check_request
 from minisgl.scheduler.events import Events
 from minisgl.scheduler.fairness import NO_GROUP
 from minisgl.scheduler.planner import Planner, PolicyError, req_pool_indices_of
 from minisgl.scheduler.results import InFlightStep, ResultReader
-from minisgl.scheduler.speculation import Speculation
 from minisgl.scheduler.step_builder import StepBuilder
 from minisgl.scheduler.waiting_queue import WaitingQueue
 
@@ -49,16 +48,15 @@ class Scheduler:
 
     The loop of a user: ``add_request(…)``, then ``while scheduler.has_work: output = scheduler.step()``.
 
-    - ``cache``, ``policy``: the prefix cache and the scheduling policy.
+    - ``cache``, ``policy``: the prefix cache and the scheduling policy. A policy may starve requests, unless a
+      `StarvationGuard` wraps it.
     - ``max_prefill_tokens``: maximum number of tokens in all prefill chunks of one step together.
     - ``overlap``: whether the host prepares a step while the device computes the step before.
-    - ``starvation_steps``: steps without a row after which a request is scheduled without the policy, if it fits.
     - ``eos_ids``: token ids that end a request, unless its ``ignore_eos`` is set.
     - ``seed``: the seeds of requests without a seed are derived from it.
     - ``observers``: the plugin manager's ``hook``, or None for no observers.
     - ``clock``: returns the time in seconds that observers receive.
-    - ``proposer``: guesses tokens of decoding requests, which a step then verifies; None for no speculation.
-    - ``max_draft_tokens``: maximum number of draft tokens of one step.
+    - ``speculation``: drafts tokens of decoding requests, which a step then verifies; None for no drafts.
     - ``constraint_of``: returns the grammar of a new request, or None if the request has none.
     """
 
@@ -70,15 +68,11 @@ class Scheduler:
         *,
         max_prefill_tokens: int = 8192,
         overlap: bool = True,
-        starvation_steps: int = 512,
         eos_ids: Iterable[int] = (),
         seed: int = 0,
         observers: Any | None = None,
         clock: Callable[[], float] = time.monotonic,
-        proposer: DraftProposer | None = None,
-        max_draft_tokens: int = 512,
-        adapt_drafts: bool = True,
-        verification_rounds: int = 1,
+        speculation: Speculation | None = None,
         constraint_of: Callable[[Req], Constraint | None] | None = None,
     ):
         self.engine, self.clock = engine, clock
@@ -89,18 +83,13 @@ class Scheduler:
         self.seed = seed
         self.events = Events(observers)
         self.cache_manager = CacheManager(self.spec, cache, self.events)
-        self.planner = Planner(self, policy, self.cache_manager, max_prefill_tokens, starvation_steps)
+        self.planner = Planner(self, policy, self.cache_manager, max_prefill_tokens)
         self.request_table = self.cache_manager.request_table
         self.constraints: dict[int, Constraint] = {}  # grammars of open requests, by uid
-        self.speculation: Speculation | None = None
-        self._proposer = proposer
-        if proposer is not None and proposer.max_drafts:
-            self.speculation = Speculation(
-                proposer, self.spec, max_draft_tokens, clock, adapt_drafts, verification_rounds
-            )
+        self.speculation = speculation
         self.step_builder = StepBuilder(self.cache_manager, self.speculation, self.constraints)
         self._counts = dict.fromkeys(_COUNTERS, 0)
-        max_drafts = 0 if proposer is None else proposer.max_drafts
+        max_drafts = 0 if speculation is None else speculation.max_drafts
         self.results = ResultReader(self.request_table, self.constraints, self._counts, max_drafts)
         self.requests: dict[int, Req] = {}  # open requests (waiting and running) by uid
         self.waiting = WaitingQueue(lambda: self.request_table.reqs)
@@ -191,8 +180,8 @@ class Scheduler:
         1. Ensure a free or evictable KV page for every decode row that needs a new one. If pages run out, wait for
            retiring pages, and then retract (vLLM: preempt) the youngest request, or the one that the policy names:
            `_ensure_decode_pages`, `retract`.
-        2. Schedule: the policy chooses rows among the running and the waiting requests: `Planner.next_rows`. The plan
-           must fit into the step's tokens, rows and pages: `Planner.check`.
+        2. Schedule: the policy chooses rows among the running and the waiting requests: `_plan`, `Planner.plan`. The
+           plan must fit into the step's tokens, rows and pages: `Planner.check`.
         3. Admit the waiting requests in the plan: lock their cached prefixes, allocate their KV pages, and evict cached
            pages if too few are free: `_admit`, `CacheManager.admit`.
         4. Allocate a KV page for each decode row whose last page is full: `CacheManager.allocate_decode_pages`.
@@ -246,7 +235,7 @@ class Scheduler:
         views = self.request_table.running_views(self.next_step_id)
         if not views and not self.waiting:
             return False
-        rows = self.planner.next_rows(views, bool(self.in_flight))
+        rows = self._plan(views)
         if not rows:
             return False
         step, reqs = self._build(rows)
@@ -254,6 +243,30 @@ class Scheduler:
         self.engine.launch(step)
         self._record_launch(step, reqs)
         return True
+
+    def _plan(self, views: list[Running]) -> Sequence[tuple[int, int]]:
+        """Return the rows of the next step, (uid, tokens) each, after the retractions that the policy plans.
+
+        ``views`` are the running requests. The result is empty only if a step is in flight, or if no request can
+        compute anything.
+        """
+        room = self.planner.room()
+        for uid in room.retract:
+            self.retract(self.requests[uid])
+        for uid, priority in room.priorities:
+            self.waiting.set_priority(self.requests[uid], priority)
+        if room.retract:
+            views = self.request_table.running_views(self.next_step_id)
+        plan = self.planner.plan(views)
+        rows = plan.rows
+        if plan.retract:
+            for uid in plan.retract:
+                self.retract(self.requests[uid])
+            rows = self.planner.grant_again(rows)
+        if not rows and not self.in_flight:
+            # No result is due that could free pages, so another turn would be the same: compute the oldest request.
+            rows = self.planner.oldest_row()
+        return rows
 
     def _ensure_decode_pages(self) -> None:
         """Ensure a free or evictable page for every decode row whose next token needs a new page.
@@ -434,7 +447,7 @@ class Scheduler:
     def stats(self) -> dict[str, int]:
         """Return counters since the start and, with names that begin with ``num_``, current numbers.
 
-        With a proposer, ``accepted_draft_tokens_per_pos_K`` counts the verification rows whose draft number K, from 0,
+        With speculation, ``accepted_draft_tokens_per_pos_K`` counts the verification rows whose draft number K, from 0,
         was accepted.
         """
         allocator, cache = self.cache_manager.allocator, self.cache_manager.cache
@@ -454,13 +467,13 @@ class Scheduler:
         }
 
     def close(self) -> None:
-        """End the open requests with the error `INTERRUPTED`, and free what the proposer holds.
+        """End the open requests with the error `INTERRUPTED`, and free what is held for drafts.
 
         The scheduler can't be used any more.
         """
         self.fail(INTERRUPTED)
-        if self._proposer is not None:
-            self._proposer.close()
+        if self.speculation is not None:
+            self.speculation.close()
 
     def check_idle(self) -> None:
         """Raise AssertionError unless no request is open, no step is in flight and the KV pool is whole (promise 9)."""

@@ -11,10 +11,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from minisgl.core import I32, PENDING, Admission, Bools, PromptRange, Req, Step
-from minisgl.scheduler.base import Constraint
+from minisgl.scheduler.base import Constraint, Speculation
 from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.scheduler.planner import PolicyError
-from minisgl.scheduler.speculation import Speculation
 
 _DECODE, _VERIFY, _PREFILL = range(3)  # kinds of rows, in the order of a step
 

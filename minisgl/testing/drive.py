@@ -15,6 +15,8 @@ from typing import Any
 from minisgl.core import EngineSpec, Finished, InvalidRequestError, Output, Req, SamplingParams
 from minisgl.kvcache import PrefixCache
 from minisgl.scheduler.base import DraftProposer, SchedulerPolicy
+from minisgl.scheduler.build import build_speculation
+from minisgl.scheduler.starvation import StarvationGuard
 from minisgl.testing.drafts import SeededProposer
 from minisgl.testing.sim import SimCounts, SimEngine
 from minisgl.testing.truth import Expected, ExpectedTokens, FakeGrammar, SimRequest, expected_output, score
@@ -142,20 +144,21 @@ class Drive:
         self.report = report = Report(self.engine.counts)
         if drafts is not None:
             proposer = self._proposer(*drafts, full_drafts)
+
+        def clock() -> float:
+            return float(report.steps)
+
         self.scheduler = scheduler(
             self.engine,
             cache,
-            policy,
+            StarvationGuard(policy, starvation_steps),
             max_prefill_tokens=max_prefill_tokens,
             overlap=overlap,
-            starvation_steps=starvation_steps,
             eos_ids=eos_ids,
             observers=observers,
-            clock=lambda: float(report.steps),
+            clock=clock,
             constraint_of=self._grammar_of,
-            proposer=proposer,
-            adapt_drafts=adapt_drafts,
-            verification_rounds=rounds,
+            speculation=build_speculation(proposer, spec, clock=clock, adapt=adapt_drafts, rounds=rounds),
         )
         self.max_drafts, self.rounds = 0 if proposer is None else proposer.max_drafts, rounds
         self.max_idle_steps = starvation_steps + 8

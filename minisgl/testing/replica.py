@@ -17,11 +17,14 @@ import numpy as np
 import pluggy
 
 from minisgl import hooks
+from minisgl.config import Config
 from minisgl.core import I32, EngineSpec, Finished, Req, SamplingParams, Step, StepResult
 from minisgl.kvcache import PrefixCache
 from minisgl.message.kv_events import AnyEvent
 from minisgl.scheduler import Scheduler
 from minisgl.scheduler.base import DraftProposer, SchedulerPolicy
+from minisgl.scheduler.build import build_speculation
+from minisgl.scheduler.starvation import StarvationGuard
 from minisgl.testing.null import NullEngine
 
 __all__ = ["Notice", "SimReplica", "StepCost"]
@@ -141,14 +144,14 @@ class SimReplica:
         self.scheduler = Scheduler(
             self._engine,
             cache,
-            policy,
+            StarvationGuard(policy, Config.starvation_steps),
             max_prefill_tokens=max_prefill_tokens,
             overlap=False,
             observers=observers.hook,
             clock=lambda: self.now,
-            proposer=self._run,
-            max_draft_tokens=MAX_RUN * spec.max_running_requests,
-            adapt_drafts=False,
+            speculation=build_speculation(
+                self._run, spec, MAX_RUN * spec.max_running_requests, clock=lambda: self.now, adapt=False
+            ),
         )
         self._has_token: set[int] = set()  # uids of open requests with a token
         self._run_end = -math.inf  # when the run of equal steps that begins at `now` ends, if it is known

@@ -21,6 +21,7 @@ from minisgl.models.resolve import resolve_model
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.scheduler.base import DraftProposer
+from minisgl.scheduler.build import build_speculation
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.testing.checkpoints import ARCHITECTURES, tiny_checkpoint
 from minisgl.testing.drive import make_plugin
@@ -47,9 +48,9 @@ class Case:
 
     def run(self, name: str, temperature: float) -> tuple[list[list[int]], dict[str, int]]:
         """Return the output of every prompt, and the scheduler's counters. A few prompts run at a time."""
-        proposer = self.proposer(name)
+        speculation = build_speculation(self.proposer(name), self.engine.spec, adapt=False)
         plugins = make_plugin("cache", "radix", page_size=4), make_plugin("scheduler", "mixed")
-        scheduler = Scheduler(self.engine, *plugins, max_prefill_tokens=32, proposer=proposer, adapt_drafts=False)
+        scheduler = Scheduler(self.engine, *plugins, max_prefill_tokens=32, speculation=speculation)
         params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=SEED, ignore_eos=True)
         return serve(scheduler, self.prompts, params), scheduler.stats()
 

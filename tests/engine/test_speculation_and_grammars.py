@@ -16,6 +16,7 @@ from minisgl.engine.engine import TorchEngine
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.scheduler.base import DraftProposer
+from minisgl.scheduler.build import build_speculation
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.drive import make_plugin
@@ -40,10 +41,13 @@ def engine(path: Path) -> Iterator[TorchEngine]:
     made.close()
 
 
-def run(engine: TorchEngine, params: SamplingParams, **more: Any) -> tuple[list[list[int]], dict[str, int]]:
+def run(
+    engine: TorchEngine, params: SamplingParams, proposer: DraftProposer | None = None, **more: Any
+) -> tuple[list[list[int]], dict[str, int]]:
     """Return the output tokens of all prompts, and the scheduler's counters."""
     plugins = make_plugin("cache", "radix", page_size=4), make_plugin("scheduler", "mixed")
-    scheduler = Scheduler(engine, *plugins, max_prefill_tokens=16, adapt_drafts=False, **more)
+    speculation = build_speculation(proposer, engine.spec, adapt=False)
+    scheduler = Scheduler(engine, *plugins, max_prefill_tokens=16, speculation=speculation, **more)
     return serve(scheduler, PROMPTS, params), scheduler.stats()
 
 

@@ -13,7 +13,7 @@ import pytest
 from minisgl.core import EngineDeadError, EngineSpec, InvalidRequestError, SamplingParams, Step, StepResult
 from minisgl.scheduler.base import Budget, Plan, Running, SchedulerPolicy, Waiting
 from minisgl.scheduler.page_allocator import PageOwnershipError
-from minisgl.scheduler.planner import Planner
+from minisgl.scheduler.starvation import StarvationGuard
 from minisgl.testing import SimEngine
 from minisgl.testing.drive import Job, make_plugin
 from minisgl.testing.small import job, make, no_lookahead, pool
@@ -364,7 +364,7 @@ def test_promise_6_younger_requests_give_way(overlap: bool) -> None:
     assert report.retractions > 0
     served_before = sum(step < ended for step in report.first_token.values())
     assert served_before > 15
-    with patch.object(Planner, "_in_the_way", lambda self, starved: None):  # younger requests never give way
+    with patch.object(StarvationGuard, "_in_the_way", lambda self, starved: None):  # younger requests never give way
         report = make(NewestFirst(), overlap=overlap, starvation_steps=10, spec=LATE, thorough=False).run(clients)
     assert report.first_token[2] > 3 * ended
 

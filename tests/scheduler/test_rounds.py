@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from minisgl.core import EngineSpec, Step, StepResult
-from minisgl.scheduler.speculation import Speculation, StepTimes
+from minisgl.plugins.speculation.adaptive import AdaptiveSpeculation, StepTimes
 from minisgl.testing.drive import Drive, Job, make_plugin
 from minisgl.testing.sim import SimEngine
 from minisgl.testing.small import job, no_lookahead
@@ -272,12 +272,12 @@ def test_the_engine_gets_the_tokens_that_it_drafts_from() -> None:
 def test_the_number_of_drafts_adapts_after_each_round(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: dict[int, list[list[int]]] = {}
 
-    def adapt(self: Speculation, step_id: int, rows: Any, counts: Any, accepted: Any) -> None:
+    def adapt(self: AdaptiveSpeculation, step_id: int, rows: Any, counts: Any, accepted: Any) -> None:
         calls.setdefault(step_id, []).append((accepted + 1).tolist())
         real(self, step_id, rows, counts, accepted)
 
-    real = Speculation._adapt
-    monkeypatch.setattr(Speculation, "_adapt", adapt)
+    real = AdaptiveSpeculation._adapt
+    monkeypatch.setattr(AdaptiveSpeculation, "_adapt", adapt)
     simulated = drive(overlap=overlap, adapt_drafts=True)
     simulated.run([job(uid, 9, 90) for uid in range(2)])
     for step, result in zip(steps(simulated), results(simulated), strict=True):

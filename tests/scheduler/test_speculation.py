@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from minisgl.core import EngineSpec, Req, SamplingParams
+from minisgl.plugins.speculation.adaptive import FIRST_DRAFTS, MAX_PAUSE, PROBE_STEPS, AdaptiveSpeculation, StepTimes
 from minisgl.scheduler.base import DraftProposer
-from minisgl.scheduler.speculation import FIRST_DRAFTS, MAX_PAUSE, PROBE_STEPS, Speculation, StepTimes
 from minisgl.testing.drive import Drive, make_plugin
 from minisgl.testing.small import job
 
@@ -65,15 +65,15 @@ class _All(DraftProposer):
         return [[1] * limit for limit in limits]
 
 
-def of_one_request(max_drafts: int = 512) -> tuple[Speculation, Req]:
-    speculation = Speculation(_All(), SPEC, max_drafts, clock=float)
+def of_one_request(max_drafts: int = 512) -> tuple[AdaptiveSpeculation, Req]:
+    speculation = AdaptiveSpeculation(_All(), SPEC, max_drafts, clock=float)
     req = Req(0, [1, 2], SamplingParams(), 0)
     req.req_pool_idx = 2
     speculation.admitted([req])
     return speculation, req
 
 
-def drafts(speculation: Speculation, req: Req, step: int, limit: int = 100) -> int:
+def drafts(speculation: AdaptiveSpeculation, req: Req, step: int, limit: int = 100) -> int:
     row, position = np.array([2], np.int32), np.array([3], np.int32)
     limits = np.array([limit], np.int32)
     before = speculation._times
@@ -88,7 +88,7 @@ class _Always:
         return len(options) - 1
 
 
-def adapt(speculation: Speculation, step: int, count: int, accepted: int) -> None:
+def adapt(speculation: AdaptiveSpeculation, step: int, count: int, accepted: int) -> None:
     speculation._adapt(step, np.array([2]), np.array([count]), np.array([accepted]))
 
 
@@ -272,12 +272,12 @@ class _Model(DraftProposer):
         return [[1] * limit for limit in limits]
 
 
-def run_with_model(model: _Model, steps: int) -> Speculation:
+def run_with_model(model: _Model, steps: int) -> AdaptiveSpeculation:
     """Run steps of one request with overlap. A plain step takes 1 s of the device, and a verifying one 1.2 s.
 
     The request's drafts count as accepted with a probability of 50 %.
     """
-    speculation = Speculation(model, SPEC, 512, clock=lambda: model.now)
+    speculation = AdaptiveSpeculation(model, SPEC, 512, clock=lambda: model.now)
     req = Req(0, [1, 2], SamplingParams(), 0)
     req.req_pool_idx = 2
     speculation.admitted([req])

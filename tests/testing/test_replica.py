@@ -15,6 +15,7 @@ from minisgl.bench.clusters.results import Served
 from minisgl.bench.clusters.simulate import simulate
 from minisgl.core import EngineSpec, SamplingParams
 from minisgl.scheduler import Scheduler
+from minisgl.scheduler.starvation import StarvationGuard
 from minisgl.testing.drive import make_plugin
 from minisgl.testing.null import NullEngine
 from minisgl.testing.replica import SimReplica, StepCost
@@ -40,7 +41,7 @@ def plain(requests: Sequence[Request], pages: int, speed: float) -> tuple[list[S
     """Return what a scheduler does that computes every step by itself, and its counters."""
     engine, now = NullEngine(spec(pages)), 0.0
     cache, policy = make_plugin("cache", "radix", page_size=BLOCK), make_plugin("scheduler", "prefill_first")
-    scheduler = Scheduler(engine, cache, policy, max_prefill_tokens=1024, overlap=False)
+    scheduler = Scheduler(engine, cache, StarvationGuard(policy, 512), max_prefill_tokens=1024, overlap=False)
     ttfts: dict[int, float] = {}
     served: dict[int, Served] = {}
     waiting = [(request.arrival / speed, uid, request) for uid, request in enumerate(requests)]

@@ -14,7 +14,7 @@ import pytest
 
 from minisgl.core import EngineDeadError, EngineSpec
 from minisgl.scheduler.base import Budget, Plan, Running, Waiting
-from minisgl.scheduler.planner import Planner
+from minisgl.scheduler.starvation import StarvationGuard
 from minisgl.testing import SimEngine
 from minisgl.testing.drive import make_plugin
 from minisgl.testing.planted import PLANTED, planted
@@ -370,7 +370,7 @@ def test_starved_waiting_request_is_found(rule: str, tmp_path: Path) -> None:
     plan = policy.plan
     policy.plan = lambda waiting, running, budget: plan([w for w in waiting if w.uid != 2], running, budget)
     with (
-        patch.object(Planner, "_in_the_way", lambda self, req: None) if rule != "right" else nullcontext(),
+        patch.object(StarvationGuard, "_in_the_way", lambda self, req: None) if rule != "right" else nullcontext(),
         traced(path, SPEC, cache, policy, starvation_steps=5) as drive,
     ):
         drive.run(clients)

@@ -255,7 +255,8 @@ class Audit:
         policy = workload["policy"]
         self.drive: WatchedDrive = watch({**workload, "policy": "mixed" if policy == "hasty" else policy}, manager)
         if policy == "hasty":
-            self.drive.scheduler.planner.policy = ArrivalOrderPolicy()
+            guard: Any = self.drive.scheduler.planner.policy
+            guard.policy = ArrivalOrderPolicy()
         self.workload, self.damage = workload, Damage()
         self.looked = 0  # number of findings whose step was checked
         self.evicted: set[int] = set()  # pages

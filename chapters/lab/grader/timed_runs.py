@@ -17,6 +17,7 @@ from minisgl.bench.clusters.simulate import H200_14B
 from minisgl.bench.loadgen.completion import RequestRecord
 from minisgl.core import EngineSpec, SamplingParams, Step
 from minisgl.scheduler import Scheduler
+from minisgl.scheduler.starvation import StarvationGuard
 from minisgl.testing.drive import make_plugin
 from minisgl.testing.null import NullEngine
 from minisgl.testing.replica import StepCost
@@ -76,10 +77,9 @@ def serve(
     scheduler = Scheduler(
         engine,
         make_plugin("cache", "naive", page_size=page_size),
-        policy,
+        StarvationGuard(policy, starvation_steps),
         max_prefill_tokens=max_prefill_tokens,
         overlap=False,
-        starvation_steps=starvation_steps,
         clock=lambda: now,
     )
     uses_priority = getattr(policy, "uses_priority", False)

@@ -120,7 +120,7 @@ def test_planted_bug_is_found(bug: str) -> None:
     workload, damage, manager = TRIGGERS[bug](), Damage(), PluginManager()
     manager.add(NAME)  # without the built-in observers, which raise errors on events that contradict each other
     drive = watch({**workload, "policy": "mixed"}, manager)
-    drive.scheduler.planner.policy = ArrivalOrderPolicy()
+    drive.scheduler.planner.policy.policy = ArrivalOrderPolicy()
     with no_lookahead(), BUGS[bug](damage), contextlib.suppress(AssertionError):
         run(drive, workload)
     auditor = auditor_of(manager)

@@ -1,4 +1,6 @@
-"""Decides how many drafts each request gets: between the proposer, which guesses tokens, and the step builder.
+"""Decides how many drafts each request gets: between the proposer, which guesses tokens, and the scheduler.
+
+Every proposer of the group ``speculation`` is used through it. With `speculation=none`, it is not imported.
 
 A verification row costs more than a decode row, and the host must wait for its result before it can build the next
 step. So the number of drafts follows, for each request, how many of its drafts were accepted; and for the whole batch,
@@ -18,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from minisgl.core import I32, EngineSpec, Req, StepResult
-from minisgl.scheduler.base import DraftProposer
+from minisgl.scheduler.base import DraftProposer, Speculation
 from minisgl.scheduler.results import InFlightStep
 
 FIRST_DRAFTS = 8
@@ -36,8 +38,8 @@ MAX_TRIES = 4
 _SMOOTHING = 0.07  # weight of one draft in a share of accepted drafts
 
 
-class Speculation:
-    """The drafts of one scheduler's requests.
+class AdaptiveSpeculation(Speculation):
+    """Decides the drafts of one scheduler's requests. A ``proposer`` makes them.
 
     With ``adapt=False``, every request always gets as many drafts as it may. ``rounds`` is the largest number of rounds
     of a step: the engine makes the drafts of all but the first round itself.
@@ -53,7 +55,7 @@ class Speculation:
         rounds: int = 1,
     ):
         self.proposer, self.max_draft_tokens, self.clock, self.adapt = proposer, max_draft_tokens, clock, adapt
-        self.rounds = rounds
+        self.max_drafts, self.rounds = proposer.max_drafts, rounds
         rows = spec.max_running_requests
         self._length = np.zeros(rows, np.int32)  # drafts that the request gets next
         self._pause = np.zeros(rows, np.int32)  # length of its next pause
@@ -78,6 +80,10 @@ class Speculation:
         """Note requests that stop to run, before they lose their rows."""
         for req in reqs:
             self.proposer.removed(req)
+
+    def close(self) -> None:
+        """Free what the proposer holds."""
+        self.proposer.close()
 
     # ---- drafts --------------------------------------------------------------------------------------------
 

@@ -1,0 +1,166 @@
+"""The starvation guard: a policy that wraps a policy, and adds to its plans the requests that it starves (promise 6).
+
+It also makes room for a waiting request whose group has fewer running requests than another group has
+(`minisgl.scheduler.fairness`). `minisgl.scheduler.build` wraps the policy that the options select. Without the guard,
+the scheduler is correct too, but a policy may then leave a request out forever. docs/design/admission.md says which
+request is starved, and why.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from minisgl.core import Req
+from minisgl.scheduler.base import Budget, Plan, Room, Running, SchedulerPolicy, Waiting
+from minisgl.scheduler.budget import RETRACTION_SLACK
+from minisgl.scheduler.fairness import NO_GROUP, behind
+
+if TYPE_CHECKING:
+    from minisgl.scheduler.planner import Planner
+
+
+class StarvationGuard:
+    """Plans as ``policy`` does, and adds every request that it left out for ``starvation_steps`` steps, if it fits."""
+
+    def __init__(self, policy: SchedulerPolicy, starvation_steps: int):
+        self.policy, self.starvation_steps = policy, starvation_steps
+        self._oldest: Req | None = None  # the waiting request that arrived first, when the last plan was made
+        self._oldest_since = 0  # the first step whose plan it was waiting for in this place
+        self._claimed: Req | None = None  # the waiting request for which requests of other groups were retracted
+        # Of the step that is planned now:
+        self._planner: Planner | None = None
+        self._forced: Req | None = None  # the waiting request that the plan must contain
+        self._fits_later = False  # whether it fits when pages that are being freed have become free
+
+    @property
+    def uses_priority(self) -> bool:
+        """Whether the wrapped policy uses priorities."""
+        return getattr(self.policy, "uses_priority", False)
+
+    @property
+    def victims(self) -> Any:
+        """The method of this name of the wrapped policy, or None if it has none."""
+        return getattr(self.policy, "victims", None)
+
+    def make_room(self, planner: Planner) -> Room:
+        """Return what must change before the plan, so that the request that it must contain fits: see `Room`."""
+        self._planner = planner
+        self._forced, in_the_way, self._fits_later = self._forced_admission(planner)
+        if self._forced is None:
+            return Room()
+        # The request gets the priority of the most urgent waiting request, which may be one that is retracted for it.
+        # Otherwise that request would take the room back in the next step.
+        most_urgent = planner.requests.waiting.most_urgent()
+        priority = min(req.priority for req in [self._forced, most_urgent or self._forced, *in_the_way])
+        promoted = [(self._forced.uid, priority)] if priority < self._forced.priority else []
+        return Room([req.uid for req in in_the_way], promoted)
+
+    def _forced_admission(self, planner: Planner) -> tuple[Req | None, list[Req], bool]:
+        """Return a waiting request that the next plan must contain, or None, and what its admission takes.
+
+        It is a starved request, or else one that claims its group's share (`_claimant`). The list has the running
+        requests to retract for it. The flag says whether it fits only when pages that are being freed are free.
+        """
+        starved = self._oldest_starved(planner)
+        if starved is not None:
+            if planner.fits(starved):
+                return starved, [], False
+            victims = self._in_the_way(starved)
+            return (None, [], False) if victims is None else (starved, victims, True)
+        claimed, self._claimed = self._claimed, None
+        claimant = self._claimant(planner, claimed)
+        if claimant is None:
+            return None, [], False
+        if planner.fits(claimant):
+            return (claimant if claimant is claimed else None), [], False
+        kept, taken = behind(claimant, planner.request_table.reqs)
+        fits, victims = planner.select_victims([*kept, claimant, *taken], RETRACTION_SLACK)
+        if not fits:
+            return None, [], False
+        self._claimed = claimant
+        return claimant, victims, True
+
+    def _claimant(self, planner: Planner, claimed: Req | None) -> Req | None:
+        """Return the first request of the queue if another group has more running requests than its own will have.
+
+        Also return it if requests were retracted for it before: it is then ``claimed``.
+        """
+        first = planner.requests.waiting.most_urgent()
+        num_running = Counter(req.group for req in planner.request_table.reqs)
+        del num_running[NO_GROUP]
+        if first is None or not num_running:
+            return None
+        return first if first is claimed or max(num_running.values()) > num_running[first.group] + 1 else None
+
+    def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
+        """Return the rows of the starved requests, and then those of the wrapped policy for all other requests."""
+        planner = self._planner
+        assert planner is not None, "make_room() comes before plan()"
+        rows = self._starved_rows(planner, running, budget)
+        if self._fits_later:
+            budget.rows = 0  # the policy may admit no other request into the pages that are being freed
+        if not rows:
+            return self.policy.plan(waiting, running, budget)
+        planned = {uid for uid, _ in rows}
+        running = [r for r in running if r.uid not in planned]
+        plan = self.policy.plan(planner.waiting_views(running, planned), running, budget)
+        return Plan([*rows, *plan.rows], plan.retract) if isinstance(plan, Plan) else plan
+
+    def _oldest_starved(self, planner: Planner) -> Req | None:
+        """Return the oldest waiting request if it had no row for ``starvation_steps`` steps, else None.
+
+        While a more urgent request is open, it must also have been the oldest waiting one for as many steps. Otherwise
+        every request of a long queue, in which all have waited that long, would take the room of the urgent request.
+        """
+        step, first = planner.requests.next_step_id, planner.requests.waiting.first()
+        if first is not self._oldest:
+            self._oldest, self._oldest_since = first, step
+        if first is None or step - first.queued_at_step < self.starvation_steps:
+            return None
+        if step - self._oldest_since < self.starvation_steps and self._is_less_urgent(planner, first):
+            return None
+        return first
+
+    def _is_less_urgent(self, planner: Planner, waiting: Req) -> bool:
+        """Return whether a more urgent request than ``waiting`` is open."""
+        if not self.uses_priority:
+            return False
+        most_urgent = planner.requests.waiting.most_urgent()
+        return (most_urgent is not None and most_urgent.priority < waiting.priority) or any(
+            req.priority < waiting.priority for req in planner.request_table.reqs
+        )
+
+    def _in_the_way(self, starved: Req) -> list[Req] | None:
+        """Return the running requests that must be retracted so that ``starved`` fits, the least urgent one first.
+
+        The list is empty if ``starved`` fits as soon as the results of launched steps have been read. Return None if it
+        does not fit even beside the running requests that arrived before it: none of them overtook it, so it waits for
+        them, and nothing that is done to younger requests lets it start sooner.
+        """
+        assert self._planner is not None
+        running = sorted(self._planner.request_table.reqs, key=attrgetter("urgency"))
+        older = [req for req in running if req.arrival < starved.arrival]
+        younger = [req for req in running if req.arrival > starved.arrival]
+        fits, victims = self._planner.select_victims([*older, starved, *younger])
+        return victims if fits else None
+
+    def _starved_rows(self, planner: Planner, running: Sequence[Running], budget: Budget) -> list[tuple[int, int]]:
+        """Return rows for the starved running requests and the starved waiting one, if they fit.
+
+        The request that was left out for the most steps comes first: a step may have too few tokens for all of them.
+        """
+        requests: list[Running | Waiting] = [r for r in running if r.skipped_steps >= self.starvation_steps]
+        if self._forced is not None:
+            requests.append(planner.waiting_view(self._forced))
+        rows = []
+        for request in sorted(requests, key=attrgetter("skipped_steps"), reverse=True):
+            if isinstance(request, Waiting):
+                wanted = request.num_tokens - request.num_cached_tokens
+            else:
+                wanted = request.num_remaining_tokens or 1
+            if n := budget.grant(request, wanted):
+                rows.append((request.uid, n))
+        return rows
