@@ -41,12 +41,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = sys.argv[1:] if argv is None else argv
         config, manager = run_cli(words)
         with plain_errors():
-            from minisgl.server.torchrun import fit_config, read_place
+            from minisgl.cluster.multi_node.torchrun import fit_config, read_place
 
             place = read_place(os.environ)
             fit_config(config, words, place)
             if place is not None and place.rank > 0:
-                from minisgl.server.follower_process import run_follower
+                from minisgl.cluster.multi_node.follower_process import run_follower
 
                 return run_follower(config, manager, place)
             from minisgl.server.serve import serve

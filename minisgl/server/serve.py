@@ -16,12 +16,12 @@ import ssl
 import threading
 import time
 
+from minisgl.cluster.multi_node.handshake import read_secret
+from minisgl.cluster.multi_node.torchrun import END_STATUS, PARENT_POLL_SECONDS, Place, address_of
 from minisgl.config import Config, ConfigError, MultiNodeConfig, ServerConfig
 from minisgl.message import Addresses
-from minisgl.message.handshake import read_secret
 from minisgl.models.resolve import resolve_model
 from minisgl.plugin_manager.manager import PluginManager, encode_config
-from minisgl.server.torchrun import END_STATUS, PARENT_POLL_SECONDS, Place, address_of
 from minisgl.server.worker_pool import WorkerPool
 from minisgl.server.worker_process import SIGNALS
 from minisgl.utils.log import setup_logging

@@ -18,12 +18,12 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from minisgl.cluster.multi_node.remote_ranks import run_rank_0
+from minisgl.cluster.multi_node.torchrun import Place
 from minisgl.message import Addresses
 from minisgl.server.heartbeat import Heartbeat
 from minisgl.server.rank_process import run_rank
-from minisgl.server.remote_ranks import run_rank_0
 from minisgl.server.text_process import run_text_process
-from minisgl.server.torchrun import Place
 from minisgl.server.worker_process import (
     SIGNALS,
     STACK_DUMP_SIGNAL,

@@ -17,9 +17,9 @@ import numpy as np
 import pluggy
 
 from minisgl import hooks
+from minisgl.cluster.kv_events import AnyEvent
 from minisgl.core import I32, EngineSpec, Finished, Req, SamplingParams, Step, StepResult
 from minisgl.kvcache import PrefixCache
-from minisgl.message.kv_events import AnyEvent
 from minisgl.scheduler import Scheduler
 from minisgl.scheduler.base import DraftProposer, SchedulerPolicy
 from minisgl.testing.null import NullEngine
