@@ -15,7 +15,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from minisgl.message.kv_events import AllBlocksCleared, AnyEvent, decode
+from minisgl.cluster.kv_events import AllBlocksCleared, AnyEvent, decode
 
 log = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from starlette.datastructures import Headers
 
+from minisgl.cluster.kv_events import block_hashes, root_hash
 from minisgl.cluster.relay import PromptView
 from minisgl.core import I32, InvalidRequestError
 from minisgl.message import ChatPrompt, Prompt, TextPrompt, TokensPrompt, unpack_ids
-from minisgl.message.kv_events import block_hashes, root_hash
 from minisgl.server.access import is_authorized
 from minisgl.server.errors import ApiError
 from minisgl.server.protocol import ChatRequest, CompletionRequest, parse

@@ -5,7 +5,7 @@ does no I/O and reads no clock, so the same policies serve the HTTP router of `m
 `python -m minisgl.bench cluster`. Policies are plugins (group `routing`): the shipped ones are in `plugins/routing/`.
 
 The router keeps one `Replica` for each server: it applies the server's KV events to it and tells it when a request
-begins and ends. The block hashes are those of `minisgl.message.kv_events`.
+begins and ends. The block hashes are those of `minisgl.cluster.kv_events`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from itertools import takewhile
 from typing import NamedTuple, Protocol
 
-from minisgl.message.kv_events import AnyEvent, BlockRemoved, BlockStored
+from minisgl.cluster.kv_events import AnyEvent, BlockRemoved, BlockStored
 
 __all__ = ["NoReplicaError", "OpenRequest", "Replica", "RoutingPolicy", "live_replicas"]
 

@@ -36,21 +36,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGINT, _exit_at_once)
     try:
         # Imported here: each spawned worker process imports the main module again, and does not need these modules.
+        from minisgl.config import MultiNodeConfig
         from minisgl.options.compose import plain_errors, run_cli
 
         words = sys.argv[1:] if argv is None else argv
         config, manager = run_cli(words)
         with plain_errors():
-            from minisgl.server.torchrun import fit_config, read_place
+            if "TORCHELASTIC_RUN_ID" in os.environ or config.multi_node != MultiNodeConfig():
+                from minisgl.cluster.multi_node.start import start  # only if the options or torchrun ask for it
 
-            place = read_place(os.environ)
-            fit_config(config, words, place)
-            if place is not None and place.rank > 0:
-                from minisgl.server.follower_process import run_follower
-
-                return run_follower(config, manager, place)
+                return start(config, manager, words)
             from minisgl.server.serve import serve
 
-            return serve(config, manager, None if place is None or place.size == 1 else place)
+            return serve(config, manager)
     except KeyboardInterrupt:  # no worker has been started yet
         return 130

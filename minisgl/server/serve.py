@@ -9,31 +9,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import socket
 import ssl
 import threading
-import time
 
-from minisgl.config import Config, ConfigError, MultiNodeConfig, ServerConfig
+from minisgl.config import Config, ConfigError, ServerConfig
 from minisgl.message import Addresses
-from minisgl.message.handshake import read_secret
 from minisgl.models.generation_config import default_sampling_params, log_defaults
 from minisgl.models.resolve import resolve_model, warn_of_same_name
 from minisgl.plugin_manager.manager import PluginManager, encode_config
-from minisgl.server.torchrun import END_STATUS, PARENT_POLL_SECONDS, Place, address_of
-from minisgl.server.worker_pool import WorkerPool
+from minisgl.server.worker_pool import OnlyRank0, WorkerPool
 from minisgl.server.worker_process import SIGNALS
 from minisgl.utils.log import setup_logging
 
 log = logging.getLogger(__name__)
 
 
-def serve(config: Config, manager: PluginManager, place: Place | None = None) -> int:
+def serve(config: Config, manager: PluginManager, only_rank_0: OnlyRank0 | None = None) -> int:
     """Run the server until a signal ends it or a worker dies. Return the exit status of the program.
 
-    ``place`` is that of rank 0, if torchrun starts the ranks: then this process starts no other rank.
+    With ``only_rank_0``, this process starts no other rank than rank 0.
     Raise `ConfigError` for a wrong option, before a process is started or as soon as a worker reports the option.
     """
     setup_logging(config.log_level, config.log_format, "api")
@@ -42,8 +38,6 @@ def serve(config: Config, manager: PluginManager, place: Place | None = None) ->
         from minisgl.server.tracing import check_tracing  # imports the HTTP libraries
 
         check_tracing(config.server.otlp_endpoint)
-    if place is not None:
-        check_multi_node(config.multi_node)
     path = resolve_model(config.model)
     warn_of_same_name(config.model)
     log_defaults(config, path, default_sampling_params(config, path))
@@ -53,38 +47,22 @@ def serve(config: Config, manager: PluginManager, place: Place | None = None) ->
     worker_pool = WorkerPool((config.log_level, config.log_format))
     # A signal that arrives while the workers start stays pending until the launcher handles it.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    addresses = Addresses.make(config.server.tokenizers, config.tp if place is None else 1)
+    addresses = Addresses.make(config.server.tokenizers, config.tp if only_rank_0 is None else 1)
     try:
-        if place is not None:  # a thread has the signal mask of the thread that starts it
-            threading.Thread(target=_end_with_torchrun, name="parent-watch", daemon=True).start()
+        if only_rank_0 is not None:  # a thread has the signal mask of the thread that starts it
+            threading.Thread(target=only_rank_0.watch_parent, name="parent-watch", daemon=True).start()
         log.info("starting %s with tp=%d and %d tokenizer processes", model, config.tp, config.server.tokenizers)
-        worker_pool.start(addresses, model, config.parse_special_tokens, encoded, config.tp, place)
+        worker_pool.start(addresses, model, config.parse_special_tokens, encoded, config.tp, only_rank_0)
         from minisgl.server.launcher import Launcher  # imports the HTTP libraries while the workers start
 
         status = asyncio.run(Launcher(config, manager, addresses, worker_pool, listener).run())
-        return status if place is None else status or END_STATUS
+        return status if only_rank_0 is None else status or only_rank_0.end_status
     finally:
         worker_pool.kill()
         worker_pool.close()
         addresses.remove()
         listener.close()
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-
-
-def check_multi_node(options: MultiNodeConfig) -> None:
-    """Raise `ConfigError` if the secret can't be read, or if this machine has no such network interface."""
-    assert options.secret_file is not None
-    assert options.interface is not None
-    read_secret(options.secret_file)
-    address_of(options.interface)
-
-
-def _end_with_torchrun() -> None:
-    """Have this server drain, as SIGTERM does, when the parent of this process, torchrun, has ended."""
-    parent = os.getppid()
-    while os.getppid() == parent:
-        time.sleep(PARENT_POLL_SECONDS)
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def check_tls(server: ServerConfig) -> None:

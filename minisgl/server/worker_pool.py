@@ -21,9 +21,7 @@ from typing import Any
 from minisgl.message import Addresses
 from minisgl.server.heartbeat import Heartbeat
 from minisgl.server.rank_process import run_rank
-from minisgl.server.remote_ranks import run_rank_0
 from minisgl.server.text_process import run_text_process
-from minisgl.server.torchrun import Place
 from minisgl.server.worker_process import (
     SIGNALS,
     STACK_DUMP_SIGNAL,
@@ -100,6 +98,21 @@ class Worker:
         return f"it ended with status {code}, without an error message: perhaps a plugin or a library called os._exit"
 
 
+@dataclass(frozen=True)
+class OnlyRank0:
+    """How a server runs whose other ranks are started by another program.
+
+    ``run`` is the body of rank 0's process, and gets ``place`` as its last argument before the heartbeat.
+    ``watch_parent`` runs in a thread of the API server, and signals it to drain when the other program has ended.
+    ``end_status`` is the server's exit status after a clean end.
+    """
+
+    run: Callable[..., None]
+    place: object
+    watch_parent: Callable[[], None]
+    end_status: int
+
+
 class WorkerPool:
     """All worker processes of one server."""
 
@@ -115,24 +128,23 @@ class WorkerPool:
         parse_special_tokens: bool,
         config: bytes,
         tp: int,
-        place: Place | None = None,
+        only_rank_0: OnlyRank0 | None = None,
     ) -> None:
         """Start all workers, the ``tp`` ranks first because they take longest to start.
 
         ``model`` is the model's directory, for which see also `run_text_process`. ``config`` is the config, encoded by
-        `encode_config`. If torchrun starts the ranks, ``place`` is that of rank 0, which is then the only rank that is
-        started here.
+        `encode_config`. With ``only_rank_0``, rank 0 is the only rank that is started here.
         """
-        rendezvous = f"127.0.0.1:{free_port()}" if tp > 1 and place is None else ""
+        rendezvous = f"127.0.0.1:{free_port()}" if tp > 1 and only_rank_0 is None else ""
         # Starting the resource tracker may unblock SIGINT and SIGTERM. Start it before they are blocked here, because
         # the workers must start with all signals of `SIGNALS` blocked.
         resource_tracker.ensure_running()
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
-            for rank in range(tp if place is None else 0):
+            for rank in range(tp if only_rank_0 is None else 0):
                 self._start(f"scheduler-{rank}", run_rank, addresses, config, rank, rendezvous, watched=rank == 0)
-            if place is not None:
-                self._start("scheduler-0", run_rank_0, addresses, config, place)
+            if only_rank_0 is not None:
+                self._start("scheduler-0", only_rank_0.run, addresses, config, only_rank_0.place)
             text = (model, parse_special_tokens)
             self._start("detokenizer", run_text_process, addresses, addresses.detokenizer, *text, "detokenizer")
             for i, address in enumerate(addresses.tokenizers):

@@ -16,9 +16,9 @@ import numpy as np
 import pluggy
 
 from minisgl import hooks
+from minisgl.cluster.kv_events import encode
 from minisgl.core import EngineSpec, Output
 from minisgl.kvcache import Key, PrefixCache
-from minisgl.message.kv_events import encode
 from minisgl.scheduler.base import SchedulerPolicy
 from minisgl.testing.drive import Drive
 

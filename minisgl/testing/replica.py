@@ -17,10 +17,10 @@ import numpy as np
 import pluggy
 
 from minisgl import hooks
+from minisgl.cluster.kv_events import AnyEvent
 from minisgl.config import Config
 from minisgl.core import I32, EngineSpec, Finished, Req, SamplingParams, Step, StepResult
 from minisgl.kvcache import PrefixCache
-from minisgl.message.kv_events import AnyEvent
 from minisgl.scheduler import Scheduler
 from minisgl.scheduler.base import DraftProposer, SchedulerPolicy
 from minisgl.scheduler.build import build_speculation

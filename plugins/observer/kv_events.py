@@ -26,10 +26,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import zmq
 
-from minisgl.config import Config, ConfigError, KVEventsConfig
-from minisgl.core import I32, EngineSpec, Req
-from minisgl.hooks import hookimpl
-from minisgl.message.kv_events import (
+from minisgl.cluster.kv_events import (
     AllBlocksCleared,
     AnyEvent,
     BlockRemoved,
@@ -38,6 +35,9 @@ from minisgl.message.kv_events import (
     encode,
     root_hash,
 )
+from minisgl.config import Config, ConfigError, KVEventsConfig
+from minisgl.core import I32, EngineSpec, Req
+from minisgl.hooks import hookimpl
 
 log = logging.getLogger(__name__)
 

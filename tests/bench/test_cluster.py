@@ -18,8 +18,8 @@ from minisgl.bench.clusters import requests as prepared
 from minisgl.bench.clusters.results import ONE_CACHE, Served, compare, summarize
 from minisgl.bench.clusters.servers import RememberedReplica, Subscription
 from minisgl.bench.loadgen.traces import HASH_BLOCK
+from minisgl.cluster.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, encode
 from minisgl.cluster.routing import Replica
-from minisgl.message.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, encode
 
 from .fake_openai import FakeServer
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from minisgl.cluster.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from minisgl.cluster.kv_subscriber import KVSubscriber
 from minisgl.cluster.routing import Replica
 from minisgl.config import KVEventsConfig
-from minisgl.message.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from minisgl.plugins.observer.kv_events import Publisher
 
 Run = Callable[[Awaitable[None]], None]

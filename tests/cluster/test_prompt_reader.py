@@ -12,9 +12,9 @@ import pytest
 from starlette.datastructures import Headers
 
 from minisgl.cluster import prompt_reader
+from minisgl.cluster.kv_events import block_hashes, root_hash
 from minisgl.cluster.prompt_reader import MAX_BODY, PromptReader
 from minisgl.cluster.relay import PromptView
-from minisgl.message.kv_events import block_hashes, root_hash
 from minisgl.models.resolve import resolve_model
 from minisgl.tokenizer.tokenizer import Tokenizer
 

@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from minisgl.cluster.multi_node.frames import Beat, ChannelError, EndOfSteps, Frame, Session, StepFrame, Welcome
 from minisgl.core import Step
-from minisgl.message.frames import Beat, ChannelError, EndOfSteps, Frame, Session, StepFrame, Welcome
 
 I32 = np.int32
 

@@ -14,10 +14,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from minisgl.config import ConfigError
-from minisgl.message import handshake
-from minisgl.message.frames import Beat, ChannelError, Session
-from minisgl.message.handshake import (
+from minisgl.cluster.multi_node import handshake
+from minisgl.cluster.multi_node.frames import Beat, ChannelError, Session
+from minisgl.cluster.multi_node.handshake import (
     MAX_BYTES,
     PROTOCOL,
     Challenge,
@@ -28,6 +27,7 @@ from minisgl.message.handshake import (
     greet,
     read_secret,
 )
+from minisgl.config import ConfigError
 
 SECRET = b"0123456789abcdef"
 

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from minisgl.message.frames import ChannelError, EndOfSteps, Frame, Leaving, RankReady, Session, Welcome
-from minisgl.message.link import BEAT_SECONDS, SILENCE_SECONDS, Link
+from minisgl.cluster.multi_node.frames import ChannelError, EndOfSteps, Frame, Leaving, RankReady, Session, Welcome
+from minisgl.cluster.multi_node.link import BEAT_SECONDS, SILENCE_SECONDS, Link
 from minisgl.testing.proxy import BOTH, Direction, Proxy
 from minisgl.testing.serving import scaled_timeout
 

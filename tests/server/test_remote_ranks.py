@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from minisgl.config import ConfigError
-from minisgl.message.frames import (
+from minisgl.cluster.multi_node import remote_ranks
+from minisgl.cluster.multi_node.frames import (
     EndOfSteps,
     Frame,
     Leaving,
@@ -21,10 +21,10 @@ from minisgl.message.frames import (
     StepFrame,
     Welcome,
 )
-from minisgl.message.handshake import WrongSecretError, greet
-from minisgl.message.link import Link
-from minisgl.server import remote_ranks
-from minisgl.server.remote_ranks import RemoteRanks
+from minisgl.cluster.multi_node.handshake import WrongSecretError, greet
+from minisgl.cluster.multi_node.link import Link
+from minisgl.cluster.multi_node.remote_ranks import RemoteRanks
+from minisgl.config import ConfigError
 from minisgl.testing.serving import scaled_timeout
 from minisgl.utils.version import __version__
 
@@ -177,7 +177,7 @@ def test_strangers_do_not_disturb() -> None:
 def test_too_many_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Above `MAX_HANDSHAKES`, a connection is closed. Ranks can connect when the time of the others is over."""
     monkeypatch.setattr(remote_ranks, "MAX_HANDSHAKES", 2)
-    monkeypatch.setattr("minisgl.message.handshake.HANDSHAKE_SECONDS", 1.0)
+    monkeypatch.setattr("minisgl.cluster.multi_node.handshake.HANDSHAKE_SECONDS", 1.0)
     leader = Leader(2)
     host, _, port = leader.address.rpartition(":")
     silent = [socket.create_connection((host, int(port))) for _ in range(2)]
@@ -186,7 +186,7 @@ def test_too_many_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
     extra.settimeout(scaled_timeout(30))
     assert extra.recv(1) == b""
     assert [sock.recv(1) for sock in silent] == [b"", b""]
-    monkeypatch.setattr("minisgl.message.handshake.HANDSHAKE_SECONDS", scaled_timeout(30))
+    monkeypatch.setattr("minisgl.cluster.multi_node.handshake.HANDSHAKE_SECONDS", scaled_timeout(30))
     assert Rank(leader.address, 1, 2).next() == WELCOME
     thread.join(scaled_timeout(30))
     leader.end()

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 import torch
 
+from minisgl.cluster.multi_node.same_options import check_same_options, check_same_plugins, plugin_hashes
+from minisgl.cluster.multi_node.torchrun import Place, address_of, fit_config, read_place, use_interface
 from minisgl.config import Config, ConfigError
 from minisgl.engine.setup import resolve_device
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager, encode_config
-from minisgl.server.same_options import check_same_options, check_same_plugins, plugin_hashes
-from minisgl.server.torchrun import Place, address_of, fit_config, read_place, use_interface
 
 ENVIRONMENT = {
     "TORCHELASTIC_RUN_ID": "none",

@@ -11,9 +11,9 @@ import threading
 import time
 from pathlib import Path
 
-from minisgl.server import follower_process
+from minisgl.cluster.multi_node import follower_process
+from minisgl.cluster.multi_node.torchrun import Place
 from minisgl.server.cli import main
-from minisgl.server.torchrun import Place
 from minisgl.testing.proxy import Proxy
 
 find = follower_process.rank0_address

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from minisgl.bench.loadgen.traces import HASH_BLOCK, TraceRequest, read_trace
+from minisgl.cluster.kv_events import block_hashes, root_hash
 from minisgl.config import ConfigError
 from minisgl.core import I32
-from minisgl.message.kv_events import block_hashes, root_hash
 
 FIRST_TOKEN = 2
 """The token of the first prefix block. Lower ones are left to the answers of simulated replicas."""

@@ -23,8 +23,8 @@ from minisgl.bench.loadgen.completion import RequestRecord, StreamReader, Templa
 from minisgl.bench.loadgen.http import HttpClient, ServerAddress
 from minisgl.bench.loadgen.prompts import PromptFactory
 from minisgl.bench.loadgen.traces import TraceRequest
+from minisgl.cluster.kv_events import BlockStored, block_hashes, decode, root_hash
 from minisgl.cluster.routing import Replica, RoutingPolicy
-from minisgl.message.kv_events import BlockStored, block_hashes, decode, root_hash
 
 TIMEOUT = 600.0
 """Seconds that a request may take."""

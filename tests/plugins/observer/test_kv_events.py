@@ -28,10 +28,10 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from minisgl.cluster import kv_events as messages
+from minisgl.cluster.kv_events import BlockStored
 from minisgl.config import Config, ConfigError, KVEventsConfig
 from minisgl.core import EngineSpec, Req, SamplingParams
-from minisgl.message import kv_events as messages
-from minisgl.message.kv_events import BlockStored
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.observer import kv_events
 from minisgl.plugins.observer.kv_events import Blocks, KVEvents, Publisher, ReplayBuffer

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minisgl.cluster.kv_events import BlockStored
 from minisgl.cluster.routing import NoReplicaError, Replica, RoutingPolicy
-from minisgl.message.kv_events import BlockStored
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import ConfigError, PluginManager
 from minisgl.testing.drive import make_plugin

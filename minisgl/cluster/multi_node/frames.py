@@ -81,8 +81,8 @@ _decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
 class Session:
     """One side of an authenticated connection. The two directions have keys and numbers of their own.
 
-    ``send_key`` and ``receive_key`` come from the handshake (`minisgl.message.handshake`). After a `ChannelError`, the
-    session must not be used any more.
+    ``send_key`` and ``receive_key`` come from the handshake (`minisgl.cluster.multi_node.handshake`). After a
+    `ChannelError`, the session must not be used any more.
     """
 
     def __init__(self, send_key: bytes, receive_key: bytes, max_body: int = MAX_BODY_BYTES):

@@ -16,17 +16,26 @@ from functools import partial
 
 import zmq
 
+from minisgl.cluster.multi_node.frames import (
+    ChannelError,
+    EndOfSteps,
+    Frame,
+    Leaving,
+    RankFailed,
+    RankReady,
+    StepFrame,
+    Welcome,
+)
+from minisgl.cluster.multi_node.handshake import answer, read_secret
+from minisgl.cluster.multi_node.link import CAUSE_SECONDS, Link
+from minisgl.cluster.multi_node.same_options import plugin_hashes
+from minisgl.cluster.multi_node.torchrun import Place, use_interface
 from minisgl.config import Config, ConfigError
 from minisgl.engine.build import build_engine, prepare_device
 from minisgl.message import Addresses
-from minisgl.message.frames import ChannelError, EndOfSteps, Frame, Leaving, RankFailed, RankReady, StepFrame, Welcome
-from minisgl.message.handshake import answer, read_secret
-from minisgl.message.link import CAUSE_SECONDS, Link
 from minisgl.plugin_manager.manager import PluginManager, decode_config, plugins_of
 from minisgl.server.heartbeat import Heartbeat
 from minisgl.server.rank_process import begin_reports, run_leader
-from minisgl.server.same_options import plugin_hashes
-from minisgl.server.torchrun import Place, use_interface
 from minisgl.server.worker_process import DrainRequest, Failed, Report
 from minisgl.utils.ports import free_port
 from minisgl.utils.version import __version__
@@ -200,7 +209,7 @@ def _connect(
     on_leaving: Callable[[], None],
 ) -> tuple[RemoteRanks, str]:
     """Wait for the other ranks. Return the connections, and the address (host:port) for the communicators."""
-    from minisgl.distributed.store import AddressStore  # imports torch
+    from minisgl.cluster.multi_node.store import AddressStore  # imports torch
 
     options = config.multi_node
     assert options.secret_file is not None

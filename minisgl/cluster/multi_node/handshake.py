@@ -22,8 +22,8 @@ from typing import TypeVar
 
 import msgspec
 
+from minisgl.cluster.multi_node.frames import ChannelError, Session
 from minisgl.config import ConfigError
-from minisgl.message.frames import ChannelError, Session
 
 PROTOCOL = 1
 """The version of handshake and frames. Both sides must have the same."""

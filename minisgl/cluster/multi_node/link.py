@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from minisgl.message.frames import Beat, ChannelError, Frame, Leaving, Session
+from minisgl.cluster.multi_node.frames import Beat, ChannelError, Frame, Leaving, Session
 
 BEAT_SECONDS = 1.0
 """Seconds between two heartbeats."""

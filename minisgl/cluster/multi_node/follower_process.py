@@ -15,9 +15,7 @@ import socket
 import threading
 import time
 
-from minisgl.config import Config, ConfigError
-from minisgl.engine.build import build_engine, follow, prepare_device
-from minisgl.message.frames import (
+from minisgl.cluster.multi_node.frames import (
     ChannelError,
     EndOfSteps,
     Frame,
@@ -27,12 +25,14 @@ from minisgl.message.frames import (
     StepFrame,
     Welcome,
 )
-from minisgl.message.handshake import HANDSHAKE_SECONDS, WrongSecretError, greet, read_secret
-from minisgl.message.link import CAUSE_SECONDS, Link
+from minisgl.cluster.multi_node.handshake import HANDSHAKE_SECONDS, WrongSecretError, greet, read_secret
+from minisgl.cluster.multi_node.link import CAUSE_SECONDS, Link
+from minisgl.cluster.multi_node.same_options import check_same_options, check_same_plugins, plugin_hashes
+from minisgl.cluster.multi_node.torchrun import END_STATUS, PARENT_POLL_SECONDS, Place, use_interface
+from minisgl.config import Config, ConfigError
+from minisgl.engine.build import build_engine, follow, prepare_device
 from minisgl.plugin_manager.failures import described
 from minisgl.plugin_manager.manager import PluginManager, decode_config, encode_config, plugins_of
-from minisgl.server.same_options import check_same_options, check_same_plugins, plugin_hashes
-from minisgl.server.torchrun import END_STATUS, PARENT_POLL_SECONDS, Place, use_interface
 from minisgl.server.worker_process import STACK_DUMP_SIGNAL
 from minisgl.utils.log import setup_logging
 from minisgl.utils.version import __version__
@@ -107,7 +107,7 @@ def connect(config: Config, place: Place) -> tuple[socket.socket, Session]:
 def rank0_address(place: Place, seconds: float) -> str:
     """Return the address (host:port) at which rank 0 listens, from torchrun's store."""
     try:
-        from minisgl.distributed.store import AddressStore  # imports torch
+        from minisgl.cluster.multi_node.store import AddressStore  # imports torch
 
         store = AddressStore(place.master_addr, place.master_port, False, seconds)
         return store.wait_for_address()
