@@ -9,6 +9,7 @@ from pathlib import Path
 from minisgl.chapters.lab.grader.gate import Broken, Student, StudentError, TimedOut
 from minisgl.chapters.lab.grader.retired_names import causes_of, renamed_in
 from minisgl.config import ConfigError
+from minisgl.plugin_manager.failures import PluginError
 
 _UNEXPECTED = (AttributeError, TypeError, KeyError, IndexError, NameError)
 """Errors whose message does not say where they come from."""
@@ -24,6 +25,8 @@ def diagnose(student: Student, error: BaseException) -> Broken:
         return error
     if isinstance(error, StudentError):  # another process has diagnosed it
         return error.broken
+    if isinstance(error, PluginError) and error.__cause__ is not None:  # diagnose what the code itself raised
+        error = error.__cause__
     imported = _chain(error, ReferenceImported)
     if imported is not None:
         return Broken("reference", "The file is your own work.", str(imported))

@@ -144,11 +144,11 @@ def test_process_dies(fork_server: ForkServer, tmp_path: Path, how: str) -> None
     assert verdict.show == show_plan(verdict.workload), "described as for any other verdict"
 
 
-@pytest.mark.parametrize("top", ["", "raise SystemExit(0)"])
-def test_system_exit(fork_server: ForkServer, tmp_path: Path, top: str) -> None:
+@pytest.mark.parametrize(("top", "cause"), [("", "raises"), ("raise SystemExit(0)", "loads")])
+def test_system_exit(fork_server: ForkServer, tmp_path: Path, top: str, cause: str) -> None:
     """SystemExit in a student's file makes the gate red."""
     verdict = try_plan(fork_server, policy(tmp_path, "raise SystemExit(0)", top))
-    assert verdict.cause == "raises" and "SystemExit" in verdict.seen
+    assert verdict.cause == cause and "SystemExit" in verdict.seen
 
 
 def test_memory(fork_server: ForkServer, tmp_path: Path) -> None:
@@ -220,12 +220,12 @@ def test_file_without_plugin(fork_server: ForkServer, tmp_path: Path, what: str)
     assert not any(verdict.tried for verdict in others) and not report.passed
 
 
-def test_factory_returns_none(fork_server: ForkServer, tmp_path: Path) -> None:
-    """A factory that returns None is reported."""
+def test_build_returns_none(fork_server: ForkServer, tmp_path: Path) -> None:
+    """A method ``build`` that returns None is reported."""
     path = policy(tmp_path, "return Plan([])")
-    path.write_text(path.read_text().replace("return Policy() if", "return None if"))
+    path.write_text(path.read_text().replace("return Policy()", "return None"))
     verdict = try_plan(fork_server, path)
-    assert verdict.cause == "loads" and "No plugin builds scheduler=mine" in verdict.seen
+    assert verdict.cause == "loads" and "scheduler=mine: build returned an object of the type NoneType" in verdict.seen
 
 
 MIXED = "minisgl.plugins.scheduler.mixed"
