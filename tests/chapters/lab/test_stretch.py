@@ -37,7 +37,7 @@ BETTER = {
             "(self, order: str):\n",
             "(self, order: str, pacing: str):\n        self.most = 48 if pacing == 'own' else 9**9\n",
         ),
-        ("MyPolicy(config.order)", "MyPolicy(config.order, config.pacing)"),
+        ("MyPolicy(self.order)", "MyPolicy(self.order, self.pacing)"),
         ("budget.grant(r, r.num_remaining_tokens)", "budget.grant(r, min(r.num_remaining_tokens, self.most))"),
         ("w.num_tokens - w.num_cached_tokens)", "min(w.num_tokens - w.num_cached_tokens, self.most))"),
     ],
@@ -45,8 +45,8 @@ BETTER = {
     "slo": [
         ("    batch_share: float = 0.25\n", '    sharing: str = "rules"\n    batch_share: float = 0.25\n'),
         (
-            "config.step_tokens, config.batch_share)",
-            '852 if config.sharing == "own" else config.step_tokens, config.batch_share, config.sharing)',
+            "self.step_tokens, self.batch_share)",
+            '852 if self.sharing == "own" else self.step_tokens, self.batch_share, self.sharing)',
         ),
         (
             "step_tokens: int, batch_share: float):\n",
@@ -66,7 +66,7 @@ BETTER = {
             "match_tokens: int):\n        self.max_drafts, ",
             "match_tokens: int, drafting: str):\n        self.drafting = drafting\n        self.max_drafts, ",
         ),
-        ("(config.max_drafts, config.match_tokens)", "(config.max_drafts, config.match_tokens, config.drafting)"),
+        ("(self.max_drafts, self.match_tokens)", "(self.max_drafts, self.match_tokens, self.drafting)"),
         (
             "            drafts.append(text.copy(unread + limit)[unread:])\n",
             "            if self.drafting != 'own':\n"
@@ -105,7 +105,7 @@ BETTER = {
         ("        self._clock = 0\n", "        self._clock = self.credit = 0\n"),
         (
             "cache = MyCache(page_size)\n",
-            'cache = MyCache(page_size)\n    cache.credit = 1000 * (config.eviction == "own")\n',
+            'cache = MyCache(page_size)\n        cache.credit = 1000 * (self.eviction == "own")\n',
         ),
     ],
     "replay": [
