@@ -116,6 +116,7 @@ from pathlib import Path
 from minisgl.chapters.lab.watch import watch
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes ignore it
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and those of nohup ignore this one
 
 watch(Path(sys.argv[1]), sys.argv[2:], lambda: None)
 """
