@@ -202,8 +202,8 @@ class Launcher:
         host, port = self._listener.getsockname()[:2]
         scheme = "https" if self._config.server.tls_cert else "http"
         url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-        _print(f"minisgl is ready: {url}")
-        if self._config.log_format == "json":  # a program that reads the log may not read the line above
+        printed = _print(f"minisgl is ready: {url}")
+        if not printed or self._config.log_format == "json":  # a program that reads the log may not read the line above
             log.info("ready: %s", url)
 
     async def _wait_until_end(self) -> int:
@@ -333,10 +333,15 @@ def _status_of(number: int) -> int:
     return 128 + number if number == signal.SIGINT else 0
 
 
-def _print(line: str) -> None:
-    """Print a line. If standard output is closed or its disk is full, log that, and print to nowhere from then on."""
+def _print(line: str) -> bool:
+    """Print a line, and return whether it was printed.
+
+    If standard output is closed or its disk is full, log that, and print to nowhere from then on.
+    """
     try:
         print(line, flush=True)
     except (OSError, ValueError) as error:
         log.warning("can't print to standard output: %s", error)
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - the interpreter flushes and closes it at the exit
+        return False
+    return sys.stdout is not None  # None: it was closed when Python started
