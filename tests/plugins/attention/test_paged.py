@@ -7,7 +7,7 @@ from typing import Any
 
 from minisgl import LLM, SamplingParams
 from minisgl.core import Step
-from minisgl.plugins.attention.paged import PagedAttention, Plugin
+from minisgl.plugins.attention.paged import PagedAttention
 from minisgl.testing.attention import CASES, AttentionConformance, run_case
 
 
@@ -44,7 +44,8 @@ def test_in_the_engine() -> None:
 
         engine.launch = counted_launch
         assert [output.token_ids for output in llm.generate(prompts, params)] == expected
-        (plugin,) = [p for p in llm.plugin_manager._manager.get_plugins() if type(p) is Plugin]
-        assert plugin.backends[0].positions_read == 6 * sum(lengths)
-        assert plugin.backends[0].positions_padded > plugin.backends[0].positions_read
-        assert f"minisgl_paged_positions_read_total {6 * sum(lengths)}\n" in plugin.minisgl_metrics()
+        backend = engine.attention
+        assert backend.positions_read == 6 * sum(lengths)
+        assert backend.positions_padded > backend.positions_read
+        metrics = "".join(llm.plugin_manager.hook.minisgl_metrics())
+        assert f"minisgl_paged_positions_read_total {6 * sum(lengths)}\n" in metrics
