@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from minisgl.config import ConfigError
-from minisgl.utils.json_file import read_json
+from minisgl.utils.json_file import read_json, read_json_if_present
 
 __all__ = ["NOT_WEIGHTS", "some", "weight_files"]
 
@@ -48,7 +48,7 @@ def weight_files(path: Path) -> dict[Path, frozenset[str] | None]:
         )
     if (path / "adapter_config.json").is_file():
         log.warning("%s has an adapter, which is not applied: only the model's own weights are loaded", path)
-    named = read_json(path / "config.json").get("transformers_weights") if (path / "config.json").is_file() else None
+    named = read_json_if_present(path / "config.json").get("transformers_weights")
     if named is not None:
         file = path / str(named)
         if not Path(os.path.abspath(file)).is_relative_to(os.path.abspath(path)):

@@ -61,8 +61,8 @@ class StarvationGuard:
     def _forced_admission(self, planner: Planner) -> tuple[Req | None, list[Req], bool]:
         """Return a waiting request that the next plan must contain, or None, and what its admission takes.
 
-        It is a starved request, or else one that claims its group's share (`_claimant`). The list has the running
-        requests to retract for it. The flag says whether it fits only when pages that are being freed are free.
+        That is a starved request, or else a request that claims its group's share (`_claimant`). The list has the
+        running requests to retract for it. The flag says whether it fits only when pages that are being freed are free.
         """
         starved = self._oldest_starved(planner)
         if starved is not None:
