@@ -1,0 +1,44 @@
+"""How much of the project a reader must open, so that the core stays small enough for an afternoon.
+
+`python -m minisgl.testing.reading_size` measures, and prints the files. If a test fails, move out of the core what is
+optional, or what only makes it faster: see "Which way dependencies point" in docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from minisgl.testing.reading_size import ROOT, core_files, files_of_chat, lines
+
+GENERATE = 50, 8500
+"""The most files that a call of ``LLM.generate`` may run through, and the most lines in them."""
+CHAT = 76, 13400
+"""The same for a streamed chat over HTTP, in all processes of a server together."""
+CORE_LINES = 26800
+"""The most lines of ``minisgl`` without what is around the engine."""
+LONG_FILES = 7
+"""The most files of the core with more than 400 lines."""
+
+
+def test_core_is_small() -> None:
+    files = core_files()
+    assert lines(files) <= CORE_LINES
+    long = [str(path.relative_to(ROOT)) for path in files if lines([path]) > 400]
+    assert len(long) <= LONG_FILES, long
+
+
+def test_generate_runs_through_few_files() -> None:
+    """In a process of its own: other tests leave traces of the engine in this one."""
+    code = "from minisgl.testing.reading_size import files_of_generate; print(*files_of_generate(), sep='\\n')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    files = [line for line in done.stdout.splitlines() if line.startswith(str(ROOT))]
+    assert any(file.endswith("scheduler.py") for file in files), done.stdout  # the trace saw something
+    assert (len(files) <= GENERATE[0], lines(files) <= GENERATE[1]) == (True, True), (len(files), lines(files))
+
+
+def test_chat_runs_through_few_files() -> None:
+    files = files_of_chat()
+    names = {file.rpartition("/")[2] for file in files}
+    assert {"scheduler.py", "text_process.py", "dispatch.py"} <= names  # ranks, tokenizers and API server were seen
+    assert (len(files) <= CHAT[0], lines(files) <= CHAT[1]) == (True, True), (len(files), lines(files))
