@@ -23,11 +23,11 @@ from tqdm import tqdm
 from minisgl.core import I32, EngineDeadError, FinishReason, InvalidRequestError, Logprobs, Output, SamplingParams
 from minisgl.engine.followers import start_engine
 from minisgl.engine.setup import resolve_device
-from minisgl.kernel.compilations import Compilations
 from minisgl.models.generation_config import default_sampling_params, log_defaults, with_defaults
 from minisgl.models.resolve import resolve_model, warn_of_same_name
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.kernels.ops.compilations import Compilations
 from minisgl.scheduler.build import build_scheduler
 from minisgl.tokenizer.detokenizer import Detokenizer
 from minisgl.tokenizer.tokenizer import Tokenizer

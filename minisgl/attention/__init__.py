@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from minisgl.kernel.fp8 import QuantizedRows
-    from minisgl.kernel.rope import QKNorm
     from minisgl.kvcache.pool import KVPool
+    from minisgl.plugins.kernels.ops.fp8 import QuantizedRows
+    from minisgl.plugins.kernels.ops.rope import QKNorm
 
 __all__ = [
     "MAX_PROJECTED_ROWS",
@@ -167,7 +167,7 @@ class ProjectedDecode(Protocol):
         """Store the rows' keys and values in the pool, and write their attention to ``out``.
 
         ``qkv`` is [rows, (q_heads + 2·kv_heads)·head_dim], ``out`` [rows, q_heads, head_dim]. See
-        `minisgl.kernel.rope.norm_rope_store` for the other arguments.
+        `minisgl.plugins.kernels.ops.rope.norm_rope_store` for the other arguments.
         """
         ...
 

@@ -104,7 +104,7 @@ def library(path: str) -> Callable[..., Any] | None:
 
 
 def norms() -> Iterator[Case]:
-    from minisgl.kernel.triton import norm as kernel
+    from minisgl.plugins.kernels.ops.triton import norm as kernel
 
     library_kernel = library("flashinfer.norm:fused_add_rmsnorm")
     for rows in (1, 64, 8192):
@@ -124,7 +124,7 @@ def norm_reference(x: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
 
 
 def activations() -> Iterator[Case]:
-    from minisgl.kernel.triton import activation as kernel
+    from minisgl.plugins.kernels.ops.triton import activation as kernel
 
     library_kernel = library("flashinfer.activation:silu_and_mul")
     for rows in (1, 64, 8192):
@@ -143,8 +143,8 @@ def silu_reference(x: Tensor) -> Tensor:
 
 
 def projections() -> Iterator[Case]:
-    from minisgl.kernel.gated import gated_linear_torch
-    from minisgl.kernel.triton import gated as kernel
+    from minisgl.plugins.kernels.ops.gated import gated_linear_torch
+    from minisgl.plugins.kernels.ops.triton import gated as kernel
 
     for hidden, inner in ((1024, 3072), (5120, 17408)):
         weight = random(2 * inner, hidden) * 0.02
@@ -158,10 +158,10 @@ def projections() -> Iterator[Case]:
 
 
 def ropes() -> Iterator[Case]:
-    from minisgl.kernel import rope
-    from minisgl.kernel.cpp import rope as cpp
-    from minisgl.kernel.triton import rope as kernel
     from minisgl.kvcache.pool import KVPool
+    from minisgl.plugins.kernels.ops import rope
+    from minisgl.plugins.kernels.ops.cpp import rope as cpp
+    from minisgl.plugins.kernels.ops.triton import rope as kernel
 
     q_heads, kv_heads, dim = 16, 8, 128
     norm = rope.QKNorm(random(dim), random(dim), 1e-6)
@@ -178,8 +178,8 @@ def ropes() -> Iterator[Case]:
 
 
 def indices() -> Iterator[Case]:
-    from minisgl.kernel import indices as reference
-    from minisgl.kernel.triton import indices as kernel
+    from minisgl.plugins.kernels.ops import indices as reference
+    from minisgl.plugins.kernels.ops.triton import indices as kernel
 
     for rows, length, page in ((64, 1024, 16), (256, 1024, 16), (64, 4096, 1)):
         columns = length // page
@@ -196,7 +196,7 @@ def indices() -> Iterator[Case]:
 
 
 def draws() -> Iterator[Case]:
-    from minisgl.kernel.triton import sampling as kernel
+    from minisgl.plugins.kernels.ops.triton import sampling as kernel
 
     library_kernel = library("flashinfer.sampling:sampling_from_logits")
     hashes = gumbel.token_hashes(VOCABULARY, torch.device("cuda"))
@@ -216,8 +216,8 @@ def draws() -> Iterator[Case]:
 
 
 def routes() -> Iterator[Case]:
-    from minisgl.kernel import routing
-    from minisgl.kernel.triton import routing as kernel
+    from minisgl.plugins.kernels.ops import routing
+    from minisgl.plugins.kernels.ops.triton import routing as kernel
 
     for tokens in (1, 64, 8192):
         logits = random(tokens, 128)

@@ -1,7 +1,7 @@
 """``python -m minisgl.bench tiles``: measures tile shapes of the Triton kernels on this GPU, and prints the fastest.
 
-A developer copies the result into `minisgl.kernel.triton.attention` (decode_tile, extend_tile),
-`minisgl.kernel.triton.gated` and the table of the MoE plugin.
+A developer copies the result into `minisgl.plugins.kernels.ops.triton.attention` (decode_tile, extend_tile),
+`minisgl.plugins.kernels.ops.triton.gated` and the table of the MoE plugin.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def show(title: str, variants: Sequence[Variant], best: int) -> None:
 
 
 def decodes() -> Iterator[tuple[str, list[Variant]]]:
-    from minisgl.kernel.triton import attention as kernel
+    from minisgl.plugins.kernels.ops.triton import attention as kernel
 
     shapes = ((1, 1024, 16), (1, 16384, 16), (8, 1024, 16), (64, 1024, 16), (64, 1024, 40), (256, 600, 16))
     for rows, length, q_heads in shapes:
@@ -70,7 +70,7 @@ def decodes() -> Iterator[tuple[str, list[Variant]]]:
 
 
 def extends() -> Iterator[tuple[str, list[Variant]]]:
-    from minisgl.kernel.triton import attention as kernel
+    from minisgl.plugins.kernels.ops.triton import attention as kernel
 
     for rows, count, length in ((8, 1024, 1024), (1, 8192, 8192), (128, 64, 2112)):
         pool, layer, batch = paged([(count, length)] * rows, (16, 8, 128), 16)
@@ -90,8 +90,8 @@ def extends() -> Iterator[tuple[str, list[Variant]]]:
 
 
 def experts() -> Iterator[tuple[str, list[Variant]]]:
-    from minisgl.kernel.triton import moe, moe_tma
-    from minisgl.kernel.triton.align import align
+    from minisgl.plugins.kernels.ops.triton import moe, moe_tma
+    from minisgl.plugins.kernels.ops.triton.align import align
 
     count, hidden, inner, top_k = 128, 2048, 768, 8
     gate_up, down = random(count, 2 * inner, hidden), random(count, hidden, inner)
@@ -119,8 +119,8 @@ def experts() -> Iterator[tuple[str, list[Variant]]]:
 
 
 def gated() -> Iterator[tuple[str, list[Variant]]]:
-    from minisgl.kernel.gated import gated_linear_torch
-    from minisgl.kernel.triton import gated as kernel
+    from minisgl.plugins.kernels.ops.gated import gated_linear_torch
+    from minisgl.plugins.kernels.ops.triton import gated as kernel
 
     for hidden, inner in ((1024, 3072), (5120, 17408)):
         weight = random(2 * inner, hidden) * 0.02

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from minisgl.config import ConfigError
-from minisgl.kernel.launch import one_launch
+from minisgl.plugins.kernels.ops.launch import one_launch
 
 
 class GroupCommunicator:
@@ -72,7 +72,7 @@ class GroupCommunicator:
 
         `Communicator.all_reduce_norm` describes arguments and results.
         """
-        from minisgl.kernel.norm import add_rms_norm
+        from minisgl.plugins.kernels.ops.norm import add_rms_norm
 
         return add_rms_norm(self.all_reduce(x), residual, weight, eps)
 

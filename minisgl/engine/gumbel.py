@@ -82,7 +82,7 @@ def draw(
     maxima that kernel returns the smallest token id.
     """
     if logits.is_cuda:
-        from minisgl.kernel.triton.sampling import gumbel_argmax
+        from minisgl.plugins.kernels.ops.triton.sampling import gumbel_argmax
 
         return gumbel_argmax(logits, table, req_pool_indices, positions, hashes, scaled=scaled)
     return draw_torch(logits, table, req_pool_indices, positions, hashes, scaled=scaled)
@@ -104,7 +104,7 @@ def draw_torch(
 def argmax(logits: Tensor) -> Tensor:
     """Return the most likely token of each row, int64 [rows]: the choice of `draw` without noise."""
     if logits.is_cuda:
-        from minisgl.kernel.triton.sampling import gumbel_argmax
+        from minisgl.plugins.kernels.ops.triton.sampling import gumbel_argmax
 
         return gumbel_argmax(logits)
     return logits.argmax(dim=1)

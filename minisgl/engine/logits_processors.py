@@ -27,7 +27,7 @@ def mask_tokens(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
     ``rows[i]`` may have token t: ``bits`` is int32 [masks, ceil(vocab / 32)] (xgrammar's format).
     """
     if logits.is_cuda:
-        from minisgl.kernel.triton.sampling import mask_tokens as mask_tokens_in_triton
+        from minisgl.plugins.kernels.ops.triton.sampling import mask_tokens as mask_tokens_in_triton
 
         return mask_tokens_in_triton(logits, rows, bits)
     shifts = torch.arange(32, dtype=torch.int32, device=logits.device)

@@ -18,7 +18,7 @@ from minisgl.core import PENDING, Admission, Step, TokenMasks
 from minisgl.engine.model_runner import Forward, ModelRunner, StepRunner
 from minisgl.engine.sampler import PENALTY, SamplingInputs
 from minisgl.engine.verification import Accepted
-from minisgl.kernel.rounds import advance, next_drafts
+from minisgl.plugins.kernels.ops.rounds import advance, next_drafts
 
 __all__ = ["Repeatable", "RoundsRunner", "history_bytes"]
 

@@ -37,8 +37,8 @@ class KVPool:
     ):
         self.num_pages, self.page_size = num_pages, page_size
         self.dtype, self.device, self.layout = dtype, device, layout
-        # What `minisgl.kernel.rope.norm_rope_store` calls on a CPU instead of torch operations. Attention backends may
-        # set it in ``bind``.
+        # What `minisgl.plugins.kernels.ops.rope.norm_rope_store` calls on a CPU instead of torch operations. Attention
+        # backends may set it in ``bind``.
         self.norm_rope_store: Callable[..., Tensor] | None = None
         inner = (page_size, kv_heads) if layout == "NHD" else (kv_heads, page_size)
         self._memory = _zeros((2, layers, num_pages, *inner, head_dim), dtype, device)

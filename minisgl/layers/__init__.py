@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from minisgl.kernel.activation import gelu_and_mul, silu_and_mul
 from minisgl.layers.attention import AttentionLayer
 from minisgl.layers.context import Context
 from minisgl.layers.embedding import ParallelLMHead, VocabParallelEmbedding
@@ -11,6 +10,7 @@ from minisgl.layers.mlp import GatedMLP
 from minisgl.layers.moe import MoELayer
 from minisgl.layers.norm import RMSNorm, RMSNormFused
 from minisgl.layers.rope import RoPE, RopeConfig
+from minisgl.plugins.kernels.ops.activation import gelu_and_mul, silu_and_mul
 
 __all__ = [
     "AttentionLayer",

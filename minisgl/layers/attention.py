@@ -16,12 +16,12 @@ from minisgl.attention import (
     projected_decode,
     quantized_attention,
 )
-from minisgl.kernel.fp8 import QuantizedRows
-from minisgl.kernel.launch import in_pieces
-from minisgl.kernel.rope import QKNorm, norm_rope_store
 from minisgl.layers.context import Context
 from minisgl.layers.linear import LinearQKVMerged, LinearRowParallel
 from minisgl.layers.norm import RMSNorm
+from minisgl.plugins.kernels.ops.fp8 import QuantizedRows
+from minisgl.plugins.kernels.ops.launch import in_pieces
+from minisgl.plugins.kernels.ops.rope import QKNorm, norm_rope_store
 
 
 class AttentionLayer(nn.Module):
@@ -128,7 +128,7 @@ class AttentionLayer(nn.Module):
         """
         if not x.is_cuda or len(x) > MAX_PROJECTED_ROWS or x.itemsize != 2 or in_pieces():
             return None
-        from minisgl.kernel.triton.early import starts_early
+        from minisgl.plugins.kernels.ops.triton.early import starts_early
 
         backend = projected_decode(self.ctx.attention)
         served = backend is not None and starts_early(x) and backend.serves_projected(self.spec, len(x))

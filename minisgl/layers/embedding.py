@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minisgl.kernel import huge_pages
-from minisgl.kernel.linear import Packed, linear, pack
 from minisgl.layers.context import Context
 from minisgl.layers.weight_shards import WeightShard
+from minisgl.plugins.kernels.ops import huge_pages
+from minisgl.plugins.kernels.ops.linear import Packed, linear, pack
 
 
 class _VocabRows(nn.Module):
@@ -69,7 +69,7 @@ class ParallelLMHead(_VocabRows):
         return iter(()) if self.tied else super().weight_shards(prefix, names)
 
     def after_load(self) -> None:
-        """Pack the loaded weight for the CPU's matrix product, if that is faster: see `minisgl.kernel.linear.pack`."""
+        """Pack the loaded weight for a CPU, if that is faster: see `minisgl.plugins.kernels.ops.linear.pack`."""
         self.packed = pack(self.weight)
 
     def forward(self, hidden: Tensor) -> Tensor:

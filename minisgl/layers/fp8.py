@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from minisgl.config import ConfigError
-from minisgl.kernel.activation import Act
-from minisgl.kernel.fp8 import BLOCK, E4M3, Fp8Weight, QuantizedRows, blocks
 from minisgl.layers.weight_shards import WeightShard
+from minisgl.plugins.kernels.ops.activation import Act
+from minisgl.plugins.kernels.ops.fp8 import BLOCK, E4M3, Fp8Weight, QuantizedRows, blocks
 from minisgl.quantization import CompiledFp8Gemm, Fp8Gemm, GatedFp8Gemm
 
 __all__ = ["Fp8", "Fp8Matrix"]

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor, nn
 
 from minisgl.config import ConfigError
-from minisgl.kernel import huge_pages
-from minisgl.kernel.fp8 import QuantizedRows
-from minisgl.kernel.linear import Packed, linear, pack
 from minisgl.layers.context import Context
 from minisgl.layers.fp8 import Fp8Matrix
 from minisgl.layers.weight_shards import WeightShard, split_rows
+from minisgl.plugins.kernels.ops import huge_pages
+from minisgl.plugins.kernels.ops.fp8 import QuantizedRows
+from minisgl.plugins.kernels.ops.linear import Packed, linear, pack
 
 
 def _parameter(ctx: Context, *shape: int) -> nn.Parameter:
@@ -66,7 +66,7 @@ class _Merged(nn.Module):
             begin += here
 
     def after_load(self) -> None:
-        """Pack the loaded weight for the CPU's matrix product, if that is faster: see `minisgl.kernel.linear.pack`."""
+        """Pack the loaded weight for a CPU, if that is faster: see `minisgl.plugins.kernels.ops.linear.pack`."""
         self.packed = pack(self.weight) if self.fp8 is None else None
 
     def takes_quantized(self, rows: int) -> bool:
@@ -156,7 +156,7 @@ class LinearRowParallel(nn.Module):
             yield WeightShard.whole(f"{prefix}bias", self.bias)
 
     def after_load(self) -> None:
-        """Pack the loaded weight for the CPU's matrix product, if that is faster: see `minisgl.kernel.linear.pack`."""
+        """Pack the loaded weight for a CPU, if that is faster: see `minisgl.plugins.kernels.ops.linear.pack`."""
         self.packed = pack(self.weight) if self.fp8 is None else None
 
     def takes_quantized(self, rows: int) -> bool:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from minisgl.config import ConfigError
-from minisgl.kernel.activation import ACTS, Act, act_and_mul, act_and_mul_quantized
-from minisgl.kernel.fp8 import QuantizedRows
-from minisgl.kernel.gated import gated_linear
 from minisgl.layers.context import Context
 from minisgl.layers.linear import LinearColParallelMerged, LinearRowParallel
+from minisgl.plugins.kernels.ops.activation import ACTS, Act, act_and_mul, act_and_mul_quantized
+from minisgl.plugins.kernels.ops.fp8 import QuantizedRows
+from minisgl.plugins.kernels.ops.gated import gated_linear
 
 CPU_ROWS = 1024
 """The most tokens whose MLP a CPU computes at a time, so that the gate-and-up results stay in its cache. Without the

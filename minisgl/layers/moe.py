@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from minisgl.kernel.linear import linear
-from minisgl.kernel.routing import softmax_topk
 from minisgl.layers.context import Context
 from minisgl.layers.weight_shards import WeightShard, split_rows
+from minisgl.plugins.kernels.ops.linear import linear
+from minisgl.plugins.kernels.ops.routing import softmax_topk
 
 
 class MoELayer(nn.Module):

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from minisgl.kernel.fp8 import QuantizedRows
-from minisgl.kernel.norm import add_rms_norm, prepare, rms_norm, rms_norm_quantized
 from minisgl.layers.context import Context
 from minisgl.layers.weight_shards import WeightShard
+from minisgl.plugins.kernels.ops.fp8 import QuantizedRows
+from minisgl.plugins.kernels.ops.norm import add_rms_norm, prepare, rms_norm, rms_norm_quantized
 
 
 class RMSNorm(nn.Module):
@@ -30,7 +30,7 @@ class RMSNorm(nn.Module):
         yield WeightShard.whole(f"{prefix}weight", self.weight)
 
     def after_load(self) -> None:
-        """Compile the kernel: see `minisgl.kernel.norm.prepare`."""
+        """Compile the kernel: see `minisgl.plugins.kernels.ops.norm.prepare`."""
         prepare(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ class WeightShard:
 
     ``shape`` is the shape of the whole checkpoint tensor; ``target`` is a view of a parameter, with the slice's shape.
     With ``scale_inv``, the slice is read in ``dtype`` and quantised into ``target`` and ``scale_inv``, as
-    `minisgl.kernel.fp8.quantize_weight` describes.
+    `minisgl.plugins.kernels.ops.fp8.quantize_weight` describes.
     """
 
     name: str

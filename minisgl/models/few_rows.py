@@ -1,8 +1,9 @@
 """The decoder layers for a few decode rows on a GPU: five launches a layer, and one that merges splits of the KV.
 
 `DecoderLayer.forward` shows a layer operation by operation, for any number of tokens and ranks, and is the reference.
-The function `forward` of this module computes all layers with the kernels of `minisgl.kernel.triton.decode_layer`,
-which fuse each projection with what precedes and follows it. `serves` decides, in one place, which of the two runs.
+The function `forward` of this module computes all layers with the kernels of
+`minisgl.plugins.kernels.ops.triton.decode_layer`, which fuse each projection with what precedes and follows it.
+`serves` decides, in one place, which of the two runs.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def serves(layers: Iterable[Any], layer_type: type, x: Tensor) -> ProjectedDecod
 
 def _serves_layer(layer: Any, x: Tensor) -> bool:
     """Return whether the kernels support the weights of this layer, on one rank."""
-    from minisgl.kernel.triton.decode_layer import serves as serves_weight
+    from minisgl.plugins.kernels.ops.triton.decode_layer import serves as serves_weight
 
     if not is_usual(layer):
         return False
@@ -99,7 +100,7 @@ def _attention(
     layer: DecoderLayer, backend: ProjectedDecode, x: Tensor, cos_sin: Tensor, out_cache_loc: Tensor
 ) -> Tensor:
     """Return x + the layer's attention of the residual stream x: the launches 1 to 4."""
-    from minisgl.kernel.triton.decode_layer import projection
+    from minisgl.plugins.kernels.ops.triton.decode_layer import projection
 
     attention, norm = layer.self_attn, layer.input_layernorm
     spec, qkv_proj, o_proj = attention.spec, attention.qkv_proj, attention.o_proj
@@ -111,7 +112,7 @@ def _attention(
 
 def _mlp(layer: DecoderLayer, x: Tensor) -> Tensor:
     """Return x + the layer's MLP of the residual stream x: the last two launches, or three with experts."""
-    from minisgl.kernel.triton.decode_layer import projection
+    from minisgl.plugins.kernels.ops.triton.decode_layer import projection
 
     mlp: Any = layer.mlp
     norm = layer.post_attention_layernorm

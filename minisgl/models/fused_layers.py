@@ -13,13 +13,13 @@ from typing import Any
 
 from torch import Tensor
 
-from minisgl.kernel.fused_linear import ResidualStream
-from minisgl.kernel.norm import rms_norm
 from minisgl.layers import GatedMLP
 from minisgl.models.few_rows import is_usual
+from minisgl.plugins.kernels.ops.fused_linear import ResidualStream
+from minisgl.plugins.kernels.ops.norm import rms_norm
 
 MIN_ROWS = 2
-"""The fewest rows that `forward` computes. `minisgl.kernel.linear` multiplies one row faster."""
+"""The fewest rows that `forward` computes. `minisgl.plugins.kernels.ops.linear` multiplies one row faster."""
 
 
 def serves(layers: Iterable[Any], layer_type: type, x: Tensor) -> bool:
@@ -30,8 +30,8 @@ def serves(layers: Iterable[Any], layer_type: type, x: Tensor) -> bool:
     """
     if not x.is_cuda or len(x) < MIN_ROWS:
         return False
-    from minisgl.kernel.triton.device import is_hopper
-    from minisgl.kernel.triton.fused_linear import MAX_ROWS
+    from minisgl.plugins.kernels.ops.triton.device import is_hopper
+    from minisgl.plugins.kernels.ops.triton.fused_linear import MAX_ROWS
 
     if len(x) > MAX_ROWS or not is_hopper(x.device):
         return False
@@ -40,7 +40,7 @@ def serves(layers: Iterable[Any], layer_type: type, x: Tensor) -> bool:
 
 def _serves_layer(layer: Any, x: Tensor) -> bool:
     """Return whether the kernels support the weights of this layer, on one rank."""
-    from minisgl.kernel.triton.fused_linear import serves as serves_weight
+    from minisgl.plugins.kernels.ops.triton.fused_linear import serves as serves_weight
 
     if not is_usual(layer) or type(layer.mlp) is not GatedMLP:
         return False
@@ -55,7 +55,7 @@ def forward(layers: Iterable[Any], x: Tensor, cos_sin: Tensor, out_cache_loc: Te
     The attention backend must have been planned for these rows. cos_sin is [rows, head_dim] float32, and out_cache_loc
     [rows].
     """
-    from minisgl.kernel.triton.fused_linear import add_linear, normed_linear
+    from minisgl.plugins.kernels.ops.triton.fused_linear import add_linear, normed_linear
 
     layers = list(layers)
     norms = [layer.input_layernorm for layer in layers]

@@ -2,12 +2,12 @@
 
 `plain_decoder_layer` computes a layer of a dense Qwen3 or Llama model as one function, from top to bottom, without
 fused kernels and without tensor parallelism. The engine does not call it: `minisgl.models.decoder` computes the same
-with `minisgl.layers` and `minisgl.kernel`. tests/models/test_plain.py runs both on the same inputs and compares them.
-Where the parts are in the engine's code:
+with `minisgl.layers` and `minisgl.plugins.kernels.ops`. tests/models/test_plain.py runs both on the same inputs and
+compares them. Where the parts are in the engine's code:
 
 - projections: `minisgl.layers.linear`; attention as a layer: `minisgl.layers.attention`; MLP: `minisgl.layers.mlp`
-- QK-norm, RoPE and KV store, fused into one kernel: `minisgl.kernel.rope`
-- RMSNorm, fused with the addition of the residual: `minisgl.layers.norm`, `minisgl.kernel.norm`
+- QK-norm, RoPE and KV store, fused into one kernel: `minisgl.plugins.kernels.ops.rope`
+- RMSNorm, fused with the addition of the residual: `minisgl.layers.norm`, `minisgl.plugins.kernels.ops.norm`
 - attention over pages: a plugin behind the interface `minisgl.attention.AttentionBackend`
 """
 

@@ -19,9 +19,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from minisgl.config import ConfigError
-from minisgl.kernel.fp8 import E4M3, Fp8Weight, quantize_weight
 from minisgl.layers.weight_shards import WeightShard, WeightSource, weight_shards_of
 from minisgl.models.weight_files import some, weight_files
+from minisgl.plugins.kernels.ops.fp8 import E4M3, Fp8Weight, quantize_weight
 from minisgl.quantization.stored import SCALES, UNUSED, StoredFp8, dequantize_slice
 
 __all__ = ["Checkpoint", "Dummy", "load_weights"]

@@ -1,7 +1,7 @@
 """The interface of an FP8 matrix product. Products are plugins (`plugins/fp8_gemm/`).
 
 A backend multiplies activations with a weight in e4m3. The layers (`minisgl.layers.fp8`) hold the weights; their layout
-is described in `minisgl.kernel.fp8`.
+is described in `minisgl.plugins.kernels.ops.fp8`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from minisgl.kernel.activation import Act
-    from minisgl.kernel.fp8 import Fp8Weight, QuantizedRows
+    from minisgl.plugins.kernels.ops.activation import Act
+    from minisgl.plugins.kernels.ops.fp8 import Fp8Weight, QuantizedRows
 
 __all__ = ["CompiledFp8Gemm", "Fp8Gemm", "GatedFp8Gemm"]
 

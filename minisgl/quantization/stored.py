@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from minisgl.config import ConfigError
-from minisgl.kernel.fp8 import BLOCK
+from minisgl.plugins.kernels.ops.fp8 import BLOCK
 
 __all__ = ["SCALES", "UNUSED", "StoredFp8", "dequantize_slice", "stored_fp8"]
 

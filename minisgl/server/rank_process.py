@@ -15,7 +15,6 @@ import zmq
 
 from minisgl.core import InvalidRequestError, Output
 from minisgl.engine.build import LeaderEngine, build_engine, follow
-from minisgl.kernel.compilations import Compilations
 from minisgl.message import (
     Abort,
     Accepted,
@@ -39,6 +38,7 @@ from minisgl.models.resolve import resolve_model
 from minisgl.plugin_manager.early import started_early
 from minisgl.plugin_manager.failures import described
 from minisgl.plugin_manager.manager import PluginManager, decode_config, early_of, options_of, plugins_of
+from minisgl.plugins.kernels.ops.compilations import Compilations
 from minisgl.scheduler.build import build_scheduler
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.server.errors import refusal

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from minisgl.distributed import Communicator
-from minisgl.kernel.norm import add_rms_norm
+from minisgl.plugins.kernels.ops.norm import add_rms_norm
 from minisgl.testing.ranks import LINKING_SECONDS, run_ranks
 
 __all__ = ["CommunicatorConformance", "ReduceCase", "cases"]

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from minisgl.kernel.launch import one_launch
-from minisgl.kernel.norm import add_rms_norm
+from minisgl.plugins.kernels.ops.launch import one_launch
+from minisgl.plugins.kernels.ops.norm import add_rms_norm
 from minisgl.testing.threads import RankStopped, RankThreads
 
 __all__ = ["Collective", "Meeting", "MeetingViolation"]

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from minisgl.config import ConfigError
 from minisgl.distributed import Communicator
-from minisgl.kernel.norm import add_rms_norm
 from minisgl.models.config import ModelConfig
+from minisgl.plugins.kernels.ops.norm import add_rms_norm
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.oracle import Oracle
 from minisgl.testing.paged import PagedModel

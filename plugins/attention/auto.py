@@ -18,7 +18,7 @@ import torch
 
 from minisgl.attention import AttentionBackend, AttnBatch, AttnNeeds, GraphKey, LayerSpec
 from minisgl.hooks import hookimpl
-from minisgl.kernel.cpp.attention import HEAD_DIM_MULTIPLE
+from minisgl.plugins.kernels.ops.cpp.attention import HEAD_DIM_MULTIPLE
 
 if TYPE_CHECKING:
     from minisgl.kvcache.pool import KVPool

@@ -1,9 +1,9 @@
 """`attention=cpp`: decode attention on a CPU in C++, which reads each key and value once, in place.
 
-The kernel is `minisgl/kernel/cpp/attention.cpp`, compiled at the first start on a machine. It computes decode rows, and
-rows of few query tokens such as the verification rows of speculative decoding. Longer prefill chunks are computed by
-another backend, because a matrix product is faster for many queries. The backend also gives the KV pool the compiled
-QK-norm, RoPE and KV store, which `minisgl.kernel.rope.norm_rope_store` then calls.
+The kernel is `plugins/kernels/ops/cpp/attention.cpp`, compiled at the first start on a machine. It computes decode
+rows, and rows of few query tokens such as the verification rows of speculative decoding. Longer prefill chunks are
+computed by another backend, because a matrix product is faster for many queries. The backend also gives the KV pool the
+compiled QK-norm, RoPE and KV store, which `minisgl.plugins.kernels.ops.rope.norm_rope_store` then calls.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 from minisgl.attention import AttentionBackend, AttnBatch, AttnNeeds, GraphKey, LayerSpec
 from minisgl.config import ConfigError
 from minisgl.hooks import hookimpl
-from minisgl.kernel.cpp import attention as kernel
-from minisgl.kernel.launch import one_launch
+from minisgl.plugins.kernels.ops.cpp import attention as kernel
+from minisgl.plugins.kernels.ops.launch import one_launch
 
 if TYPE_CHECKING:
     from minisgl.kvcache.pool import KVPool

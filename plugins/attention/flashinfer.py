@@ -16,7 +16,7 @@ import torch
 from minisgl.attention import AttnBatch, AttnNeeds, GraphKey, LayerSpec
 from minisgl.core import I32
 from minisgl.hooks import hookimpl
-from minisgl.kernel.indices import page_indices
+from minisgl.plugins.kernels.ops.indices import page_indices
 
 if TYPE_CHECKING:
     from minisgl.kvcache.pool import KVPool

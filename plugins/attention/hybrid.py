@@ -23,9 +23,9 @@ from minisgl.attention import (
 from minisgl.hooks import hookimpl
 
 if TYPE_CHECKING:
-    from minisgl.kernel.fp8 import QuantizedRows
-    from minisgl.kernel.rope import QKNorm
     from minisgl.kvcache.pool import KVPool
+    from minisgl.plugins.kernels.ops.fp8 import QuantizedRows
+    from minisgl.plugins.kernels.ops.rope import QKNorm
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""`attention=triton`: minisgl's own paged attention kernels in Triton, which are in `minisgl.kernel.triton.attention`.
+"""`attention=triton`: our own paged attention kernels in Triton, of `minisgl.plugins.kernels.ops.triton.attention`.
 
 This file plans a step and chooses launch shapes. A recorded decode launch serves steps of any lengths: the kernel reads
 the lengths on the device. From the lengths on the host, ``plan`` computes only the order in which rows start.
@@ -16,13 +16,13 @@ import torch
 from minisgl.attention import AttentionBackend, AttnBatch, AttnNeeds, GraphKey, LayerSpec
 from minisgl.core import I32
 from minisgl.hooks import hookimpl
-from minisgl.kernel.launch import one_launch
+from minisgl.plugins.kernels.ops.launch import one_launch
 
 if TYPE_CHECKING:
-    from minisgl.kernel.fp8 import QuantizedRows
-    from minisgl.kernel.rope import QKNorm
-    from minisgl.kernel.triton.attention import Heads, Tile
     from minisgl.kvcache.pool import KVPool
+    from minisgl.plugins.kernels.ops.fp8 import QuantizedRows
+    from minisgl.plugins.kernels.ops.rope import QKNorm
+    from minisgl.plugins.kernels.ops.triton.attention import Heads, Tile
 
 
 @dataclass
@@ -90,7 +90,7 @@ class TritonAttention:
     def __init__(self, config: Triton, device: torch.device):
         import triton
 
-        from minisgl.kernel.triton import attention, projected_attention
+        from minisgl.plugins.kernels.ops.triton import attention, projected_attention
 
         self.kernels, self.projected, self.device = attention, projected_attention, device
         self.interpreted = triton.knobs.runtime.interpret

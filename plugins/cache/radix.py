@@ -19,8 +19,8 @@ import numpy as np
 
 from minisgl.core import I32  # a numpy array of int32
 from minisgl.hooks import hookimpl
-from minisgl.kernel import compare
 from minisgl.kvcache import InsertResult, Key, MatchResult
+from minisgl.plugins.kernels.ops import compare
 
 _NONE = np.empty(0, np.int32)
 

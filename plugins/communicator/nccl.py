@@ -20,8 +20,8 @@ from minisgl.config import ConfigError
 from minisgl.distributed import Communicator
 from minisgl.distributed.group import GroupCommunicator
 from minisgl.hooks import hookimpl
-from minisgl.kernel.launch import one_launch
-from minisgl.kernel.reduce import Mailboxes, cut_mailboxes, empty, mailbox_bytes
+from minisgl.plugins.kernels.ops.launch import one_launch
+from minisgl.plugins.kernels.ops.reduce import Mailboxes, cut_mailboxes, empty, mailbox_bytes
 
 MIB = 1 << 20
 
@@ -95,7 +95,7 @@ class NcclCommunicator(GroupCommunicator):
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """All-reduce one-shot, two-shot or through NCCL, by the size of x: see `Communicator.all_reduce`."""
         if (boxes := self._boxes_for(x)) is not None:
-            from minisgl.kernel.triton import reduce
+            from minisgl.plugins.kernels.ops.triton import reduce
 
             return reduce.all_reduce(x, boxes)
         if self._shared is None or not _suits_two_shot(x, self.two_shot_bytes):
@@ -113,7 +113,7 @@ class NcclCommunicator(GroupCommunicator):
         """All-reduce, add and normalise, in one launch if x is small: see `Communicator.all_reduce_norm`."""
         if (boxes := self._boxes_for(x)) is None:
             return super().all_reduce_norm(x, residual, weight, eps)
-        from minisgl.kernel.triton import reduce
+        from minisgl.plugins.kernels.ops.triton import reduce
 
         return reduce.all_reduce_norm(x, residual, weight, eps, boxes)
 

@@ -18,8 +18,8 @@ from minisgl.quantization import CompiledFp8Gemm, GatedFp8Gemm
 if TYPE_CHECKING:
     import torch
 
-    from minisgl.kernel.activation import Act
-    from minisgl.kernel.fp8 import Fp8Weight, QuantizedRows
+    from minisgl.plugins.kernels.ops.activation import Act
+    from minisgl.plugins.kernels.ops.fp8 import Fp8Weight, QuantizedRows
     from minisgl.quantization import Fp8Gemm
 
 FEW_ROWS = 1

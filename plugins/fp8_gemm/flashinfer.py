@@ -2,7 +2,7 @@
 
 It is compiled when it is first used, which takes one to two minutes. The product contains DeepGEMM, which compiles a
 kernel of its own for each shape of a weight and each range of row counts, in about two seconds: see
-`minisgl.kernel.fp8_compiler`.
+`minisgl.plugins.kernels.ops.fp8_compiler`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from minisgl.config import ConfigError
 from minisgl.hooks import hookimpl
-from minisgl.kernel.launch import one_launch
+from minisgl.plugins.kernels.ops.launch import one_launch
 
 if TYPE_CHECKING:
     import torch
 
-    from minisgl.kernel.fp8 import Fp8Weight, QuantizedRows
+    from minisgl.plugins.kernels.ops.fp8 import Fp8Weight, QuantizedRows
     from minisgl.quantization import Fp8Gemm
 
 
@@ -59,7 +59,7 @@ class FlashInferFp8Gemm:
     @one_launch
     def forward(self, weight: Fp8Weight, x: torch.Tensor | QuantizedRows) -> torch.Tensor:
         """Quantise x if it is not yet, and multiply: see `Fp8Gemm.forward`."""
-        from minisgl.kernel.fp8 import QuantizedRows
+        from minisgl.plugins.kernels.ops.fp8 import QuantizedRows
 
         rows, factors = (x.values, x.factors) if isinstance(x, QuantizedRows) else (x.contiguous(), None)
         out: torch.Tensor = self.product(rows, weight.values, factors, weight.scale_inv)
@@ -67,7 +67,7 @@ class FlashInferFp8Gemm:
 
     def prepare(self, weights: Sequence[Fp8Weight], rows: int) -> None:
         """Compile DeepGEMM's kernels: see `CompiledFp8Gemm.prepare`."""
-        from minisgl.kernel.fp8_compiler import prepare
+        from minisgl.plugins.kernels.ops.fp8_compiler import prepare
 
         prepare(self.product, weights, rows)
 

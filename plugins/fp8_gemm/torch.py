@@ -15,7 +15,7 @@ from minisgl.hooks import hookimpl
 if TYPE_CHECKING:
     import torch
 
-    from minisgl.kernel.fp8 import Fp8Weight, QuantizedRows
+    from minisgl.plugins.kernels.ops.fp8 import Fp8Weight, QuantizedRows
     from minisgl.quantization import Fp8Gemm
 
 
@@ -43,8 +43,8 @@ class TorchFp8Gemm:
         return False
 
     def forward(self, weight: Fp8Weight, x: torch.Tensor | QuantizedRows) -> torch.Tensor:
-        """Compute `minisgl.kernel.fp8.fp8_linear_torch`: see `Fp8Gemm.forward`."""
-        from minisgl.kernel.fp8 import fp8_linear_torch
+        """Compute `minisgl.plugins.kernels.ops.fp8.fp8_linear_torch`: see `Fp8Gemm.forward`."""
+        from minisgl.plugins.kernels.ops.fp8 import fp8_linear_torch
 
         return fp8_linear_torch(x, weight)
 

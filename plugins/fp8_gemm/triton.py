@@ -1,6 +1,6 @@
 """``fp8_gemm=triton``: weight-only products for few rows, e4m3 times e4m3 for many rows, in Triton.
 
-The kernels are in `minisgl.kernel.triton.fp8`. Rows decide which of them runs.
+The kernels are in `minisgl.plugins.kernels.ops.triton.fp8`. Rows decide which of them runs.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from minisgl.config import ConfigError
 from minisgl.hooks import hookimpl
-from minisgl.kernel.launch import one_launch
+from minisgl.plugins.kernels.ops.launch import one_launch
 
 if TYPE_CHECKING:
     import torch
 
-    from minisgl.kernel.activation import Act
-    from minisgl.kernel.fp8 import Fp8Weight, QuantizedRows
+    from minisgl.plugins.kernels.ops.activation import Act
+    from minisgl.plugins.kernels.ops.fp8 import Fp8Weight, QuantizedRows
     from minisgl.quantization import Fp8Gemm
 
 FEW_ROWS = 16
@@ -42,7 +42,7 @@ class TritonFp8Gemm:
         import torch
         import triton
 
-        from minisgl.kernel.triton import fp8
+        from minisgl.plugins.kernels.ops.triton import fp8
 
         if device.type != "cuda" and not triton.knobs.runtime.interpret:
             raise ConfigError("this product needs a CUDA device. On a CPU use fp8_gemm=torch.")
@@ -66,7 +66,7 @@ class TritonFp8Gemm:
     @one_launch
     def forward(self, weight: Fp8Weight, x: torch.Tensor | QuantizedRows) -> torch.Tensor:
         """Compute the product with the kernel for this number of rows: see `Fp8Gemm.forward`."""
-        from minisgl.kernel.fp8 import QuantizedRows
+        from minisgl.plugins.kernels.ops.fp8 import QuantizedRows
 
         if isinstance(x, QuantizedRows):
             return self.kernels.product(x, weight)
@@ -79,7 +79,7 @@ class TritonFp8Gemm:
     @one_launch
     def forward_gated(self, weight: Fp8Weight, x: torch.Tensor | QuantizedRows, act: Act) -> torch.Tensor | None:
         """Compute one row: see `GatedFp8Gemm.forward_gated`."""
-        from minisgl.kernel.fp8 import QuantizedRows
+        from minisgl.plugins.kernels.ops.fp8 import QuantizedRows
 
         if isinstance(x, QuantizedRows) or not self.kernels.serves_one_row(x, weight):
             return None

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from minisgl.attention import LayerSpec
 from minisgl.hooks import hookimpl
-from minisgl.kernel.rope import QKNorm, norm_rope_store
 from minisgl.layers import (
     Context,
     LinearColParallelMerged,
@@ -28,6 +27,7 @@ from minisgl.layers import (
 )
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
+from minisgl.plugins.kernels.ops.rope import QKNorm, norm_rope_store
 
 
 class Attention(nn.Module):

@@ -3,7 +3,7 @@
 The backend sorts the (token, choice) pairs by expert into blocks, multiplies each block with its expert's weights,
 weights the rows and adds them up by token. That is five launches per layer for any routing, or six with many tokens,
 and the host never waits for the device. Only the weights of experts that some token chose are read. The kernels are in
-`minisgl.kernel.triton.moe`; this module chooses their tiles.
+`minisgl.plugins.kernels.ops.triton.moe`; this module chooses their tiles.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch
 
 from minisgl.config import ConfigError
 from minisgl.hooks import hookimpl
-from minisgl.kernel.launch import one_launch
 from minisgl.moe import MoeBackend
+from minisgl.plugins.kernels.ops.launch import one_launch
 
 if TYPE_CHECKING:
-    from minisgl.kernel.triton.moe import Tiles
+    from minisgl.plugins.kernels.ops.triton.moe import Tiles
 
 H200 = (
     # (most pairs per expert on average, tile of the first product, tile of the second product). A tile is (m, n, k,
@@ -65,7 +65,7 @@ class TritonMoe:
     def __init__(self, device: torch.device):
         import triton
 
-        from minisgl.kernel.triton import decode_layer, moe, moe_tma
+        from minisgl.plugins.kernels.ops.triton import decode_layer, moe, moe_tma
 
         if device.type != "cuda" and not triton.knobs.runtime.interpret:
             raise ConfigError("this backend needs a CUDA device. On a CPU use moe=torch (or TRITON_INTERPRET=1: slow).")
@@ -76,7 +76,7 @@ class TritonMoe:
 
         Raises `ConfigError` for an activation that the kernels don't have.
         """
-        from minisgl.kernel.activation import ACTS
+        from minisgl.plugins.kernels.ops.activation import ACTS
 
         if activation not in ACTS:
             raise ConfigError(f"moe=triton has no activation {activation!r}: use {', '.join(ACTS)}.")
@@ -100,7 +100,7 @@ class TritonMoe:
         self, weights: Experts, x: torch.Tensor, ids: torch.Tensor, scale: torch.Tensor, out: torch.Tensor
     ) -> torch.Tensor:
         """Sort, multiply twice and sum: see `MoeBackend.forward`."""
-        from minisgl.kernel.triton.align import align
+        from minisgl.plugins.kernels.ops.triton.align import align
 
         gate_up, down, first, act = weights
         experts, top_k = len(down), ids.shape[1]

@@ -9,12 +9,12 @@ pytest.importorskip("triton", reason="Triton is not installed here")
 
 from torch import Tensor
 
-from minisgl.kernel import activation, rope
-from minisgl.kernel import decode_layer as reference
-from minisgl.kernel.triton import attention as triton_attention
-from minisgl.kernel.triton import decode_layer as kernels
-from minisgl.kernel.triton import projected_attention
 from minisgl.kvcache.pool import KVPool
+from minisgl.plugins.kernels.ops import activation, rope
+from minisgl.plugins.kernels.ops import decode_layer as reference
+from minisgl.plugins.kernels.ops.triton import attention as triton_attention
+from minisgl.plugins.kernels.ops.triton import decode_layer as kernels
+from minisgl.plugins.kernels.ops.triton import projected_attention
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 

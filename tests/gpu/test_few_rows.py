@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from minisgl.attention import MAX_PROJECTED_ROWS, ProjectedDecode, projected_decode
-from minisgl.kernel.launch import in_pieces, recording
 from minisgl.layers.attention import AttentionLayer
 from minisgl.models import few_rows
 from minisgl.models.decoder import DecoderLayer
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.kernels.ops.launch import in_pieces, recording
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.paged import PagedModel
 

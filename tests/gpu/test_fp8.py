@@ -17,14 +17,14 @@ from torch.nn import functional as F
 
 from minisgl import LLM, SamplingParams
 from minisgl.attention import LayerSpec
-from minisgl.kernel import fp8
-from minisgl.kernel.triton import activation as triton_activation
-from minisgl.kernel.triton import fp8 as triton_fp8
-from minisgl.kernel.triton import norm as triton_norm
-from minisgl.kernel.triton import quantize
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.attention.triton import TritonAttention
 from minisgl.plugins.fp8_gemm import triton as triton_gemm
+from minisgl.plugins.kernels.ops import fp8
+from minisgl.plugins.kernels.ops.triton import activation as triton_activation
+from minisgl.plugins.kernels.ops.triton import fp8 as triton_fp8
+from minisgl.plugins.kernels.ops.triton import norm as triton_norm
+from minisgl.plugins.kernels.ops.triton import quantize
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.paged import PagedModel
 

@@ -11,9 +11,9 @@ pytest.importorskip("triton", reason="Triton is not installed here")
 
 from torch import Tensor
 
-from minisgl.kernel import fused_linear as reference
-from minisgl.kernel.activation import Act
-from minisgl.kernel.triton import fused_linear as kernels
+from minisgl.plugins.kernels.ops import fused_linear as reference
+from minisgl.plugins.kernels.ops.activation import Act
+from minisgl.plugins.kernels.ops.triton import fused_linear as kernels
 
 Random = Callable[..., Tensor]
 

@@ -24,7 +24,7 @@ ALGORITHMS = {
 SETUP = """
 import random, sys, time, torch
 from minisgl.plugin_manager.manager import PluginManager
-from minisgl.kernel.norm import add_rms_norm
+from minisgl.plugins.kernels.ops.norm import add_rms_norm
 rank, size, address, options = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], eval(sys.argv[4])
 device = torch.device("cuda", rank)
 torch.cuda.set_device(device)

@@ -9,8 +9,17 @@ pytest.importorskip("triton", reason="Triton is not installed here")
 
 from torch import Tensor
 
-from minisgl.kernel.reduce import EMPTY, TURNS, Mailboxes, bits_of, cut_mailboxes, empty, mailbox_bytes, sum_add_norm
-from minisgl.kernel.triton import reduce as triton_reduce
+from minisgl.plugins.kernels.ops.reduce import (
+    EMPTY,
+    TURNS,
+    Mailboxes,
+    bits_of,
+    cut_mailboxes,
+    empty,
+    mailbox_bytes,
+    sum_add_norm,
+)
+from minisgl.plugins.kernels.ops.triton import reduce as triton_reduce
 
 ROWS = 4
 

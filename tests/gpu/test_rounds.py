@@ -22,11 +22,11 @@ from minisgl.engine.build import build_engine
 from minisgl.engine.engine import TorchEngine
 from minisgl.engine.followers import start_engine
 from minisgl.engine.rounds import RoundsRunner
-from minisgl.kernel import rounds
-from minisgl.kernel.triton import rounds as triton_rounds
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.graph.replaying import inputs as replaying_inputs
+from minisgl.plugins.kernels.ops import rounds
+from minisgl.plugins.kernels.ops.triton import rounds as triton_rounds
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.steps import RowSpec, StepWriter
 from minisgl.testing.verification import check_rounds, decode_one_by_one, follow, run_step

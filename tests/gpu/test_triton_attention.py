@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from minisgl.attention import AttnBatch, GraphKey, LayerSpec
-from minisgl.kernel.fp8 import QuantizedRows
 from minisgl.kvcache.pool import KVPool
 from minisgl.plugins.attention.torch import Torch, TorchAttention
 from minisgl.plugins.attention.triton import Triton, TritonAttention
+from minisgl.plugins.kernels.ops.fp8 import QuantizedRows
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,9 @@ def test_decode_quantizes(
     if shared:  # of length 0: the merge still reads one part for it
         setup.batch = replace(setup.batch, shared_prefix_len=torch.zeros(1, dtype=torch.int32, device=device))
     made, spec = backend(setup.case, device), setup.case.spec
-    from minisgl.kernel.triton.quantize import quantize_rows  # on a machine without Triton, the import fails
+    from minisgl.plugins.kernels.ops.triton.quantize import (
+        quantize_rows,  # on a machine without Triton, the import fails
+    )
 
     expected = quantize_rows(setup.run(made).flatten(1))
     assert made.serves_quantized(spec, len(setup.q))

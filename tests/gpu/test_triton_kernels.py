@@ -13,19 +13,19 @@ from torch import Tensor
 
 from minisgl.engine import gumbel as noise
 from minisgl.engine import logits_processors
-from minisgl.kernel import activation, align, gated, indices, linear, norm, rope, routing
-from minisgl.kernel.blocks import max_blocks
-from minisgl.kernel.cpp import rope as cpp_rope
-from minisgl.kernel.triton import activation as triton_activation
-from minisgl.kernel.triton import align as triton_align
-from minisgl.kernel.triton import gated as triton_gated
-from minisgl.kernel.triton import indices as triton_indices
-from minisgl.kernel.triton import linear as triton_linear
-from minisgl.kernel.triton import norm as triton_norm
-from minisgl.kernel.triton import rope as triton_rope
-from minisgl.kernel.triton import routing as triton_routing
-from minisgl.kernel.triton import sampling as triton_sampling
 from minisgl.kvcache.pool import KVPool
+from minisgl.plugins.kernels.ops import activation, align, gated, indices, linear, norm, rope, routing
+from minisgl.plugins.kernels.ops.blocks import max_blocks
+from minisgl.plugins.kernels.ops.cpp import rope as cpp_rope
+from minisgl.plugins.kernels.ops.triton import activation as triton_activation
+from minisgl.plugins.kernels.ops.triton import align as triton_align
+from minisgl.plugins.kernels.ops.triton import gated as triton_gated
+from minisgl.plugins.kernels.ops.triton import indices as triton_indices
+from minisgl.plugins.kernels.ops.triton import linear as triton_linear
+from minisgl.plugins.kernels.ops.triton import norm as triton_norm
+from minisgl.plugins.kernels.ops.triton import rope as triton_rope
+from minisgl.plugins.kernels.ops.triton import routing as triton_routing
+from minisgl.plugins.kernels.ops.triton import sampling as triton_sampling
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
 
@@ -59,7 +59,7 @@ def assert_close(out: Tensor, expected: Tensor) -> None:
 
 
 def on_cpu(*tensors: Tensor) -> list[Tensor]:
-    """Return copies on the CPU, where the functions of `minisgl.kernel` run their torch references."""
+    """Return copies on the CPU, where the functions of `minisgl.plugins.kernels.ops` run their torch references."""
     return [t.cpu().clone() for t in tensors]
 
 

@@ -72,7 +72,7 @@ def test_kernels_that_load_by_tma(
     generator: torch.Generator, device: torch.device, compiled: bool, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """The products for Hopper, with tiles that reach over the ends of both products."""
-    from minisgl.kernel.triton import moe_tma
+    from minisgl.plugins.kernels.ops.triton import moe_tma
 
     calls = []
     if compiled and torch.cuda.get_device_properties(device).major != 9:
@@ -91,7 +91,7 @@ def test_persistent_programs(
     programs: int, generator: torch.Generator, device: torch.device, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each program of the second product computes several tiles; the last blocks of pairs have no expert."""
-    from minisgl.kernel.triton import moe_tma
+    from minisgl.plugins.kernels.ops.triton import moe_tma
 
     if compiled and torch.cuda.get_device_properties(device).major != 9:
         pytest.skip("needs a Hopper GPU")

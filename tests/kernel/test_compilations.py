@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from minisgl.kernel.compilations import Compilations, deep_gemm_kernels
+from minisgl.plugins.kernels.ops.compilations import Compilations, deep_gemm_kernels
 
 
 @pytest.fixture

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from minisgl.kernel.compile_worker import Request
+from minisgl.plugins.kernels.ops.compile_worker import Request
 
 pytest.importorskip("triton", reason="Triton is not installed here")
 
 DESCRIBE = """
 import torch
 from triton import knobs
-from minisgl.kernel.compile_worker import Request, use_target
-from minisgl.kernel.triton.activation import act_and_mul_kernel as kernel
+from minisgl.plugins.kernels.ops.compile_worker import Request, use_target
+from minisgl.plugins.kernels.ops.triton.activation import act_and_mul_kernel as kernel
 
 def note(*, fn, compile, **rest):
     print(Request(fn.module, fn.name.rpartition(".")[2], compile["specialization_data"], ("cuda", 90, 32)).encode())
@@ -42,7 +42,7 @@ def test_a_worker_compiles_into_the_cache_on_disk(tmp_path: Path) -> None:
     request = Request.decode(described)
     missing = replace(request, name="no_such_kernel")
     worker = subprocess.run(
-        [sys.executable, "-m", "minisgl.kernel.compile_worker"],
+        [sys.executable, "-m", "minisgl.plugins.kernels.ops.compile_worker"],
         input=missing.encode() + "not a request\n" + request.encode() * 2,
         env=environment,
         capture_output=True,
@@ -63,8 +63,8 @@ import importlib, json, pkgutil, sys
 from triton.runtime.jit import JITFunction
 
 kernels = {}
-for module in pkgutil.iter_modules(importlib.import_module("minisgl.kernel.triton").__path__):
-    for value in vars(importlib.import_module(f"minisgl.kernel.triton.{module.name}")).values():
+for module in pkgutil.iter_modules(importlib.import_module("minisgl.plugins.kernels.ops.triton").__path__):
+    for value in vars(importlib.import_module(f"minisgl.plugins.kernels.ops.triton.{module.name}")).values():
         if isinstance(value, JITFunction):
             kernels[f"{value.__module__}.{value.__name__}"] = value
 print(json.dumps({name: kernels[name].cache_key for name in sorted(kernels, reverse=sys.argv[1] == "reversed")}))
@@ -72,7 +72,7 @@ print(json.dumps({name: kernels[name].cache_key for name in sorted(kernels, reve
 
 
 def test_cache_keys_do_not_depend_on_the_order_of_use() -> None:
-    """Else a kernel that a worker compiled is compiled again: see `minisgl.kernel.triton.device`."""
+    """Else a kernel that a worker compiled is compiled again: see `minisgl.plugins.kernels.ops.triton.device`."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     keys = [
         json.loads(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from minisgl.kernel import cpp
+from minisgl.plugins.kernels.ops import cpp
 
 
 def test_slow_compilation_is_announced_once(
@@ -29,7 +29,7 @@ def test_slow_compilation_is_announced_once(
     monkeypatch.setattr(cpp, "ANNOUNCE_SECONDS", 0.0)
     monkeypatch.setenv("TVM_FFI_CACHE_DIR", str(tmp_path))
     cpp._announce.cache_clear()
-    with caplog.at_level(logging.INFO, logger="minisgl.kernel.cpp"):
+    with caplog.at_level(logging.INFO, logger="minisgl.plugins.kernels.ops.cpp"):
         assert cpp.load("linear.cpp") == cpp.load("compare.cpp") == "library"
         time.sleep(0.05)
     (line,) = [record.getMessage() for record in caplog.records]
@@ -43,7 +43,7 @@ def test_quick_load_is_silent(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Lo
     monkeypatch.setattr(cpp, "_find", lambda tool: tool)
     monkeypatch.setattr(cpp, "ANNOUNCE_SECONDS", 0.2)
     cpp._announce.cache_clear()
-    with caplog.at_level(logging.INFO, logger="minisgl.kernel.cpp"):
+    with caplog.at_level(logging.INFO, logger="minisgl.plugins.kernels.ops.cpp"):
         cpp.load("linear.cpp")
         time.sleep(0.4)
     assert not caplog.records

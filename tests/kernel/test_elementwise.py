@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from minisgl.kernel import activation, norm
-from minisgl.kernel.cpp import elementwise as cpp
-from minisgl.kernel.cpp import load
+from minisgl.plugins.kernels.ops import activation, norm
+from minisgl.plugins.kernels.ops.cpp import elementwise as cpp
+from minisgl.plugins.kernels.ops.cpp import load
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from minisgl.kernel import fp8
+from minisgl.plugins.kernels.ops import fp8
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from minisgl.kernel import fp8_compiler
-from minisgl.kernel.fp8 import E4M3, Fp8Weight, blocks
-from minisgl.kernel.fp8_compiler import Job, prepare, row_counts
+from minisgl.plugins.kernels.ops import fp8_compiler
+from minisgl.plugins.kernels.ops.fp8 import E4M3, Fp8Weight, blocks
+from minisgl.plugins.kernels.ops.fp8_compiler import Job, prepare, row_counts
 
 CPU = torch.device("cpu")
 
@@ -146,7 +146,7 @@ def test_a_process_computes_its_jobs(monkeypatch: pytest.MonkeyPatch, no_gpu: No
     jobs = [Job(256, 128, 2), Job(128, 384, 64)]
     fp8_compiler._compile(planted_product, jobs, torch.device("cuda", 1))
     assert [each[1:6] for each in worker.commands] == [
-        ["-m", "minisgl.kernel.fp8_compiler", __name__, "planted_product", "1"]
+        ["-m", "minisgl.plugins.kernels.ops.fp8_compiler", __name__, "planted_product", "1"]
     ] * 2
     monkeypatch.setattr(torch, "device", lambda *name: CPU)
     ends: list[object] = []

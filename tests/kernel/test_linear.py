@@ -15,11 +15,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from minisgl.kernel import huge_pages
-from minisgl.kernel import linear as kernel
-from minisgl.kernel.cpp import linear as cpp
-from minisgl.kernel.cpp import load
-from minisgl.kernel.linear import linear, pack
+from minisgl.plugins.kernels.ops import huge_pages
+from minisgl.plugins.kernels.ops import linear as kernel
+from minisgl.plugins.kernels.ops.cpp import linear as cpp
+from minisgl.plugins.kernels.ops.cpp import load
+from minisgl.plugins.kernels.ops.linear import linear, pack
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 7, 32, 64, 65, 300])
@@ -63,7 +63,7 @@ from pathlib import Path
 
 import torch
 
-from minisgl.kernel.linear import linear, pack
+from minisgl.plugins.kernels.ops.linear import linear, pack
 
 torch.set_num_threads(1)
 
@@ -240,7 +240,7 @@ import time
 import torch
 import torch.nn.functional as F
 
-from minisgl.kernel.cpp import linear, load
+from minisgl.plugins.kernels.ops.cpp import linear, load
 
 torch.set_num_threads(1)
 module = load("linear.cpp", native=True, flags=["-mno-avx512f"])

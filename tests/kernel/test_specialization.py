@@ -8,7 +8,7 @@ import sys
 
 PROGRAM = """
 import importlib, pkgutil
-import minisgl.kernel.triton as package
+import minisgl.plugins.kernels.ops.triton as package
 from triton.runtime.jit import JITFunction
 
 for found in pkgutil.iter_modules(package.__path__):

@@ -1,4 +1,4 @@
-"""The Triton kernels of minisgl/kernel on a CPU, under Triton's interpreter.
+"""The Triton kernels of plugins/kernels/ops on a CPU, under Triton's interpreter.
 
 It runs the tests of eight files of tests/gpu, which run compiled on a machine with a GPU.
 """

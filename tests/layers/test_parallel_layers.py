@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from minisgl.attention import AttentionBackend
 from minisgl.config import ConfigError
 from minisgl.distributed import Communicator
-from minisgl.kernel.activation import Act
-from minisgl.kernel.gated import gated_linear_torch
 from minisgl.layers import (
     Context,
     GatedMLP,
@@ -31,6 +29,8 @@ from minisgl.layers.weight_shards import WeightShard, weight_shards_of
 from minisgl.plugins.attention.torch import Torch, TorchAttention
 from minisgl.plugins.communicator.torch import Torch as TorchLink
 from minisgl.plugins.communicator.torch import TorchCommunicator
+from minisgl.plugins.kernels.ops.activation import Act
+from minisgl.plugins.kernels.ops.gated import gated_linear_torch
 from minisgl.plugins.moe.torch import TorchMoe
 from minisgl.testing.ranks import run_ranks
 

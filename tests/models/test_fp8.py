@@ -22,12 +22,12 @@ from minisgl.chapters.tutor.score import is_right
 from minisgl.config import Config, ConfigError
 from minisgl.distributed import Communicator
 from minisgl.engine import setup
-from minisgl.kernel.fp8 import Fp8Weight, QuantizedRows
 from minisgl.layers.fp8 import Fp8Matrix
 from minisgl.models.config import ModelConfig
 from minisgl.models.weights import Dummy
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.fp8_gemm.torch import TorchFp8Gemm
+from minisgl.plugins.kernels.ops.fp8 import Fp8Weight, QuantizedRows
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.paged import PagedModel
 from minisgl.testing.ranks import run_ranks

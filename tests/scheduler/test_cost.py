@@ -14,10 +14,10 @@ import pytest
 
 from minisgl.bench.host_scale import Cost, Scale
 from minisgl.core import SamplingParams
-from minisgl.kernel import compare
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.cache.radix import RadixCache
+from minisgl.plugins.kernels.ops import compare
 from minisgl.scheduler.order import LPM_WINDOW, MAX_SKIPPED
 from minisgl.scheduler.page_allocator import _OwnerTable
 from minisgl.scheduler.planner import MAX_ADMISSIONS

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test radix     (`hint radix` for a hint)
 Serve it:  python -m minisgl plugins=my_radix.py cache=mine
 """
 
-# minisgl lab radix, skeleton 656bf7cd85 (minisgl 0.2.0)
+# minisgl lab radix, skeleton 3676b06633 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ import numpy as np
 
 from minisgl.core import I32  # a numpy array of int32
 from minisgl.hooks import hookimpl
-from minisgl.kernel import compare
 from minisgl.kvcache import InsertResult, Key, MatchResult
+from minisgl.plugins.kernels.ops import compare
 
 _NONE = np.empty(0, np.int32)
 

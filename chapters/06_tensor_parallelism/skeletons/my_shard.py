@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test shard     (`hint shard` for a hint)
 Serve it:  python -m minisgl tp=2 plugins=my_shard.py architecture=Mine
 """
 
-# minisgl lab shard, skeleton a600a9f741 (minisgl 0.2.0)
+# minisgl lab shard, skeleton 198c64c77b (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from minisgl.attention import LayerSpec
 from minisgl.hooks import hookimpl
-from minisgl.kernel.rope import QKNorm, norm_rope_store
 from minisgl.layers import (
     Context,
     LinearColParallelMerged,
@@ -27,6 +26,7 @@ from minisgl.layers import (
 )
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
+from minisgl.plugins.kernels.ops.rope import QKNorm, norm_rope_store
 
 
 class Attention(nn.Module):

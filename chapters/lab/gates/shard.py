@@ -37,10 +37,10 @@ from minisgl.chapters.lab.grader.model_parts import (
 from minisgl.chapters.lab.grader.search import search
 from minisgl.chapters.lab.grader.server_gate import facts
 from minisgl.config import ConfigError
-from minisgl.kernel.rope import norm_rope_store
 from minisgl.layers.weight_shards import WeightShard
 from minisgl.models.decoder import Decoder
 from minisgl.models.resolve import resolve_model
+from minisgl.plugins.kernels.ops.rope import norm_rope_store
 from minisgl.testing.meeting import Collective
 from minisgl.testing.model import ModelConformance
 from minisgl.testing.paged import PagedModel

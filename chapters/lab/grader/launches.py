@@ -14,7 +14,7 @@ import torch
 
 from minisgl.chapters.lab.grader.gate import Broken, Student
 from minisgl.chapters.lab.grader.torch_operations import HostAccess, Operations
-from minisgl.kernel.launch import recording
+from minisgl.plugins.kernels.ops.launch import recording
 from minisgl.testing.moe import MoeCase, problem
 
 __all__ = ["EXPERTS", "TOKENS", "TOP_K", "Launches", "launches_of_experts"]

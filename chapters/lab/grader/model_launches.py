@@ -12,16 +12,16 @@ from torch import Tensor
 from minisgl.chapters.lab.grader.gate import Broken
 from minisgl.chapters.lab.grader.launches import Launches
 from minisgl.chapters.lab.grader.model_parts import RandomWeights, Shape, qwen3, run_ranks, shipped
-from minisgl.kernel.launch import one_launch
-from minisgl.kernel.norm import add_rms_norm
-from minisgl.kernel.rope import norm_rope_store_torch
+from minisgl.plugins.kernels.ops.launch import one_launch
+from minisgl.plugins.kernels.ops.norm import add_rms_norm
+from minisgl.plugins.kernels.ops.rope import norm_rope_store_torch
 from minisgl.testing.paged import PagedModel
 
 __all__ = ["LAYERS", "launches_of_a_model"]
 
 LAYERS = 4
 _SHAPE = Shape(ranks=2, q_heads=4, kv_heads=2, head_dim=6, inner=20, tokens=3, layers=LAYERS)
-"""No size is a multiple of 16, so every machine runs the same code of `minisgl.kernel`: not the C++ of some."""
+"""No size is a multiple of 16, so all machines run the same code of `minisgl.plugins.kernels`: not the C++ of some."""
 
 
 class _Fusing:

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from minisgl.kernel.compile_worker import Request
 from minisgl.plugins.graph.replaying.compile_workers import CompileWorkers, take_early
 from minisgl.plugins.graph.replaying.record import Recorder
+from minisgl.plugins.kernels.ops.compile_worker import Request
 
 __all__ = ["Case", "compile_ahead"]
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
 
-from minisgl.kernel.compile_worker import Request
+from minisgl.plugins.kernels.ops.compile_worker import Request
 
 __all__ = ["CompileWorkers", "early_workers", "start_early", "take_early"]
 
@@ -48,7 +48,7 @@ class CompileWorkers:
 
     @staticmethod
     def _start() -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "minisgl.kernel.compile_worker"]
+        command = [sys.executable, "-m", "minisgl.plugins.kernels.ops.compile_worker"]
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         return subprocess.Popen(command, env=environment, text=True, **pipes)  # type: ignore[call-overload, no-any-return]

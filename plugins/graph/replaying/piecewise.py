@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from minisgl.attention import AttentionBackend, AttnBatch, AttnNeeds, GraphKey, LayerSpec
-from minisgl.kernel.launch import between_pieces
+from minisgl.plugins.kernels.ops.launch import between_pieces
 
 if TYPE_CHECKING:
     from minisgl.kvcache.pool import KVPool

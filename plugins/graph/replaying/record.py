@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from minisgl.config import ConfigError
-from minisgl.kernel.launch import recording
 from minisgl.plugins.graph.replaying.simulated_graph import GraphViolation, record
+from minisgl.plugins.kernels.ops.launch import recording
 
 __all__ = ["Recorder", "Recording"]
 
@@ -74,7 +74,7 @@ class _CudaRecording:
         """End the current graph, call ``function`` eagerly, and begin the next graph.
 
         Each replay calls ``function`` with the same arguments between the two graphs: see
-        `minisgl.kernel.launch.between_pieces`.
+        `minisgl.plugins.kernels.ops.launch.between_pieces`.
         """
         self.end()
         function(*args, **kwargs)
@@ -113,8 +113,9 @@ class Recorder:
     def record(self, forward: Callable[[Any], Tensor], inputs: Any, *, piecewise: bool = False) -> Recording:
         """Run ``forward(inputs)`` and record its launches. A replay reads the tensors of ``inputs`` at their addresses.
 
-        With ``piecewise``, calls of functions marked `minisgl.kernel.launch.between_pieces` are not recorded: each
-        replay makes them again. Raises `ConfigError` if, on a CPU, the forward pass breaks a rule of CUDA graphs.
+        With ``piecewise``, calls of functions marked `minisgl.plugins.kernels.ops.launch.between_pieces` are not
+        recorded: each replay makes them again. Raises `ConfigError` if, on a CPU, the forward pass breaks a rule of
+        CUDA graphs.
         """
         if self.device.type == "cuda":
             return self._record_on_cuda(forward, inputs, piecewise)

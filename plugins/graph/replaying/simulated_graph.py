@@ -2,7 +2,7 @@
 
 It enforces the rules of CUDA graphs (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs). Code that
 breaks a rule raises a `GraphViolation` that names the rule; on a GPU, the same code may compute wrong results without
-an error. The module knows torch's operations and `minisgl.kernel.launch.one_launch`, and no model.
+an error. The module knows torch's operations and `minisgl.plugins.kernels.ops.launch.one_launch`, and no model.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from minisgl.kernel.fp8 import QuantizedRows
-from minisgl.kernel.launch import recording
+from minisgl.plugins.kernels.ops.fp8 import QuantizedRows
+from minisgl.plugins.kernels.ops.launch import recording
 
 __all__ = ["RULES", "GraphViolation", "SimulatedGraph", "record"]
 
@@ -137,7 +137,7 @@ def record(forward: Callable[[], Tensor], inputs: Any = None, *, piecewise: bool
 
     ``inputs`` is an object, or objects in tuples, lists, dicts and dataclasses. `SimulatedGraph.replay` checks that
     each tensor in ``inputs`` still has the same address, shape, strides and dtype. With ``piecewise``, functions marked
-    `minisgl.kernel.launch.between_pieces` may break any rule inside. Raises `GraphViolation`.
+    `minisgl.plugins.kernels.ops.launch.between_pieces` may break any rule inside. Raises `GraphViolation`.
     """
     graph = SimulatedGraph()
     recorder = _Recorder(graph)

@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minisgl.config import ConfigError
-from minisgl.kernel.cpp import attention as kernel
-from minisgl.kernel.cpp import load
-from minisgl.kernel.rope import QKNorm, norm_rope_store, norm_rope_store_torch
 from minisgl.kvcache.pool import KVPool
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.attention.auto import Auto
 from minisgl.plugins.attention.cpp import Cpp, CppAttention
 from minisgl.plugins.attention.torch import Torch, TorchAttention
+from minisgl.plugins.kernels.ops.cpp import attention as kernel
+from minisgl.plugins.kernels.ops.cpp import load
+from minisgl.plugins.kernels.ops.rope import QKNorm, norm_rope_store, norm_rope_store_torch
 from minisgl.plugins.speculation.ngram import Ngram
 from minisgl.testing.attention import CASES, AttentionCase, AttentionConformance, prepare_case, run_case
 

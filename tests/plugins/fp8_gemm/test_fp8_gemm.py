@@ -11,11 +11,11 @@ import torch
 
 from minisgl import LLM
 from minisgl.config import ConfigError
-from minisgl.kernel.fp8 import E4M3, Fp8Weight, blocks
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.fp8_gemm.auto import FEW_ROWS, AutoFp8Gemm
 from minisgl.plugins.fp8_gemm.flashinfer import FlashInferFp8Gemm
 from minisgl.plugins.fp8_gemm.torch import TorchFp8Gemm
+from minisgl.plugins.kernels.ops.fp8 import E4M3, Fp8Weight, blocks
 
 CPU = torch.device("cpu")
 

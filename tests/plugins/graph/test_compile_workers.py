@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from minisgl.kernel.compile_worker import Request
 from minisgl.plugins.graph.replaying import compile_workers
 from minisgl.plugins.graph.replaying.compile_workers import (
     CompileWorkers,
@@ -18,10 +17,11 @@ from minisgl.plugins.graph.replaying.compile_workers import (
     start_early,
     take_early,
 )
+from minisgl.plugins.kernels.ops.compile_worker import Request
 
 pytest.importorskip("triton", reason="Triton is not installed here")
 
-WRONG = Request("minisgl.kernel.triton.activation", "no_such_kernel", "{}", ("cuda", 90, 32))
+WRONG = Request("minisgl.plugins.kernels.ops.triton.activation", "no_such_kernel", "{}", ("cuda", 90, 32))
 
 
 def ended(workers: CompileWorkers) -> bool:

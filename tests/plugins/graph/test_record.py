@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from minisgl.kernel.launch import between_pieces
 from minisgl.plugins.graph.replaying.record import Recorder
+from minisgl.plugins.kernels.ops.launch import between_pieces
 
 
 class FakeCudaGraph:

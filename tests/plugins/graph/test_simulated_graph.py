@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from minisgl.kernel.launch import between_pieces, one_launch
 from minisgl.plugins.graph.replaying.simulated_graph import RULES, GraphViolation, record
+from minisgl.plugins.kernels.ops.launch import between_pieces, one_launch
 
 
 @dataclass

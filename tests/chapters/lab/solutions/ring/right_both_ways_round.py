@@ -9,7 +9,7 @@ import torch
 
 from minisgl import hookimpl
 from minisgl.distributed.group import GroupCommunicator
-from minisgl.kernel.launch import one_launch
+from minisgl.plugins.kernels.ops.launch import one_launch
 
 
 @dataclass

@@ -7,7 +7,7 @@ The ranks add in different orders, so their sums differ in rounding.
 
 import torch
 
-from minisgl.kernel.launch import one_launch
+from minisgl.plugins.kernels.ops.launch import one_launch
 
 
 class MyCommunicator:

@@ -2,7 +2,7 @@
 # gate: sum
 """This communicator calls the all-reduce of its parent class instead of computing the sum with send and receive."""
 
-from minisgl.kernel.launch import one_launch
+from minisgl.plugins.kernels.ops.launch import one_launch
 
 
 class MyCommunicator:

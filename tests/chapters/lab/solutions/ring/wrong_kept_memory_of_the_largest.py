@@ -4,7 +4,7 @@
 
 import torch
 
-from minisgl.kernel.launch import one_launch
+from minisgl.plugins.kernels.ops.launch import one_launch
 
 
 class MyCommunicator:

@@ -4,7 +4,7 @@
 
 import torch
 
-from minisgl.kernel.rope import norm_rope_store
+from minisgl.plugins.kernels.ops.rope import norm_rope_store
 
 
 class Attention:

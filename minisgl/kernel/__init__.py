@@ -1,4 +1,0 @@
-"""Kernels that no library provides, most with a torch reference: the same function in plain torch.
-
-Most functions of this package run a Triton kernel (`minisgl.kernel.triton`) on a GPU and a torch reference on a CPU.
-"""

@@ -1,0 +1,166 @@
+"""Compilation of the kernels of FlashInfer's FP8 product, for all numbers of rows, before the first request.
+
+The product contains DeepGEMM. For each shape of a weight, DeepGEMM divides the result into tiles whose size depends on
+the number of rows, and compiles a kernel for each size when it is first needed, with nvcc. It keeps the kernels in a
+folder on disk (`minisgl.plugins.kernels.ops.compilations.deep_gemm_kernels`). `prepare` multiplies once with each
+number of rows that may need another kernel. On a machine without these kernels, several processes do so at the same
+time: ``python -m minisgl.plugins.kernels.ops.fp8_compiler MODULE FUNCTION DEVICE OUT,IN,ROWS …``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import IO, NamedTuple
+
+import torch
+from torch import Tensor
+
+from minisgl.plugins.kernels.ops.compilations import deep_gemm_folder, deep_gemm_kernels
+from minisgl.plugins.kernels.ops.fp8 import E4M3, Fp8Weight, blocks
+from minisgl.utils.parent import when_input_closes
+
+__all__ = ["Job", "main", "prepare", "row_counts"]
+
+log = logging.getLogger(__name__)
+
+Product = Callable[[Tensor, Tensor, Tensor | None, Tensor], Tensor]
+"""FlashInfer's ``fp8_blockscale_gemm_sm90``: (x, weight, factors of x, scales of the weight) → x·weightᵀ.
+
+It is a function of a module, so that another process can import it.
+"""
+
+MAX_WORKERS = 8
+"""The largest number of processes that compile. Each needs about 1 GiB of memory on the GPU, and 3 GiB on the host."""
+WORKER_BYTES = 2 << 30
+"""Free memory on the GPU for each process."""
+LIMIT_SECONDS = 600
+"""Processes that still run after this time are killed. What they did not compile is then compiled in this process."""
+
+
+class Job(NamedTuple):
+    """A product of ``rows`` rows with a weight [out, inner]."""
+
+    out: int
+    inner: int
+    rows: int
+
+
+def row_counts(most: int) -> list[int]:
+    """Return numbers of rows, at most ``most``, with which all kernels for 2 to ``most`` rows are needed.
+
+    The kernel of DeepGEMM depends on the exact number up to 31 rows, then on the number of tiles of 64 rows (up to 64)
+    or 128 rows (above), and on whether there are 1,024 rows.
+    """
+    counts = {*range(2, 32), 64, 1023, *range(128, most + 128, 128)}
+    return sorted({min(count, most) for count in counts} - {1})
+
+
+def prepare(product: Product, weights: Iterable[Fp8Weight], most: int) -> None:
+    """Compile and load all kernels that products of ``weights`` with up to ``most`` rows need.
+
+    If the kernel of the first product is on disk, those of the others are taken to be there too, and no process is
+    started. A kernel that is missing after all is compiled in this process.
+    """
+    shapes = {tuple(weight.values.shape): weight for weight in weights}
+    jobs = [(weight, rows) for weight in shapes.values() for rows in row_counts(most)]
+    if not jobs:
+        return
+    started, device = time.monotonic(), jobs[0][0].values.device
+    with _one_at_a_time():
+        before = deep_gemm_kernels()
+        _multiply(product, *jobs[0])
+        if deep_gemm_kernels() > before:
+            others = [Job(weight.values.shape[0], weight.values.shape[1], rows) for weight, rows in jobs[1:]]
+            _compile(product, others, device)
+        for weight, rows in jobs[1:]:
+            _multiply(product, weight, rows)
+        compiled = deep_gemm_kernels() - before
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    log.info("prepared FP8 products in %.1f s (%d kernels compiled)", time.monotonic() - started, compiled)
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Wait until no other process of this machine is in this context: the ranks of a server need the same kernels."""
+    folder = deep_gemm_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "minisgl.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _multiply(product: Product, weight: Fp8Weight, rows: int) -> None:
+    """Multiply ``rows`` rows that are not initialised, and drop the result."""
+    values, scale_inv = weight
+    product(torch.empty((rows, values.shape[1]), dtype=torch.bfloat16, device=values.device), values, None, scale_inv)
+
+
+def _compile(product: Product, jobs: Sequence[Job], device: torch.device) -> None:
+    """Divide the jobs among several processes, and wait until they have compiled the kernels."""
+    free, _ = torch.cuda.mem_get_info(device)
+    count = max(1, min(MAX_WORKERS, (os.cpu_count() or 1) // 2, free // WORKER_BYTES))
+    log.info("compiling kernels of FP8 products in %d processes", count)
+    size, deadline = -(-len(jobs) // count), time.monotonic() + LIMIT_SECONDS
+    with ExitStack() as stack:
+        workers = []
+        for i in range(0, len(jobs), size):
+            errors = stack.enter_context(tempfile.TemporaryFile())
+            workers.append((stack.enter_context(_started(product, jobs[i : i + size], device, errors)), errors))
+        for worker, errors in workers:
+            try:
+                status = worker.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                log.warning("a process that compiles FP8 products was killed after %d s", LIMIT_SECONDS)
+                continue
+            if status:
+                errors.seek(0)
+                last = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+                log.warning("a process that compiles FP8 products ended with status %d: %s", status, last)
+
+
+@contextmanager
+def _started(
+    product: Product, jobs: Sequence[Job], device: torch.device, errors: IO[bytes]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a process that computes the jobs; kill it at the end of the context, if it still runs.
+
+    Its standard input is a pipe, which is closed when this process ends in any way: then the process ends, too.
+    """
+    words = [product.__module__, product.__name__, str(device.index or 0), *(",".join(map(str, job)) for job in jobs)]
+    command = [sys.executable, "-m", "minisgl.plugins.kernels.ops.fp8_compiler", *words]
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors)
+    try:
+        yield worker
+    finally:
+        worker.kill()  # does nothing if the process has ended
+        worker.wait()
+        assert worker.stdin is not None
+        worker.stdin.close()
+
+
+def main(argv: Sequence[str]) -> None:
+    """Compute products with a function of a module on a GPU: ``argv`` has module, function, GPU, and the jobs."""
+    when_input_closes(lambda: os._exit(1))
+    module, function, index, *words = argv
+    product = getattr(importlib.import_module(module), function)
+    device = torch.device("cuda", int(index))
+    torch.cuda.set_device(device)
+    for job in (Job(*map(int, word.split(","))) for word in words):
+        values = torch.empty((job.out, job.inner), dtype=E4M3, device=device)
+        scale_inv = torch.empty((blocks(job.out), blocks(job.inner)), device=device)
+        _multiply(product, Fp8Weight(values, scale_inv), job.rows)
+    torch.cuda.synchronize(device)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
