@@ -17,13 +17,15 @@ The scheduler and the engine of *rank 0* run in the process ``scheduler-0`` of a
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pluggy
 
 if TYPE_CHECKING:
+    import torch
+
     from minisgl.config import Config
     from minisgl.core import I32, EngineSpec, Req, Step, StepResult
 
@@ -99,7 +101,7 @@ PARTS: Mapping[str, PartSpec] = MappingProxyType(
             },
         ),
         "speculation": PartSpec(
-            "`minisgl.scheduler.DraftProposer`",
+            "`minisgl.plugins.speculation.DraftProposer`",
             _RANK_0,
             {"spec": "the sizes of the engine, an `EngineSpec`: pages, page size, running requests, sequence length"},
         ),
@@ -135,6 +137,24 @@ def minisgl_models() -> Mapping[str, type]:
     ``config.json``, or with the option ``architecture``. Two plugins must not register the same name.
     """
     raise NotImplementedError
+
+
+@hookspec
+def minisgl_wrap_runner(config: Config, max_seq_len: int, device: torch.device) -> Callable[..., Any] | None:
+    """Wrap the runner of steps of a rank, to compute steps in another way or to compute more in them.
+
+    When: once in each rank's process, at start, after the weights are loaded and before the KV pool is allocated: what
+    the hook allocates on the device now, the pool leaves free. All plugins are called.
+
+    - ``config``: all options.
+    - ``max_seq_len``: the largest number of tokens of a request.
+    - ``device``: the device of this rank.
+
+    Returns: a function ``wrap(runner, model_runner)``, which is called when the KV pool exists, and returns a
+    `minisgl.engine.model_runner.StepRunner` of the same steps with the same results, or ``runner`` itself. ``runner``
+    is the rank's `ModelRunner`, ``model_runner``, or an object that wraps it: that of the group ``graph``. None: the
+    runner stays as it is.
+    """
 
 
 @hookspec

@@ -27,7 +27,7 @@ from minisgl.config import Config
 from minisgl.core import I32, EngineSpec, Req, SamplingParams, StepResult
 from minisgl.options.compose import compose, plain_errors
 from minisgl.plugin_manager.manager import PluginManager
-from minisgl.scheduler import DraftProposer
+from minisgl.plugins.speculation import DraftProposer
 from minisgl.scheduler.build import build_scheduler
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.testing.null import NullEngine

@@ -30,7 +30,7 @@ from minisgl.engine.engine import TorchEngine
 from minisgl.engine.followers import RankedEngine, start_engine
 from minisgl.options.compose import compose, plain_errors
 from minisgl.plugin_manager.manager import PluginManager
-from minisgl.scheduler import DraftProposer
+from minisgl.plugins.speculation import DraftProposer
 from minisgl.scheduler.build import build_scheduler
 from minisgl.scheduler.scheduler import Scheduler
 

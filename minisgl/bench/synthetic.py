@@ -20,7 +20,7 @@ from minisgl.engine.engine import TorchEngine
 from minisgl.engine.followers import RankedEngine
 from minisgl.engine.sampler import Sampled, Sampler, SamplingInputs
 from minisgl.engine.verification import Verification
-from minisgl.scheduler import DraftProposer
+from minisgl.plugins.speculation import DraftProposer
 
 __all__ = ["SyntheticProposer", "SyntheticSampler", "add_arguments", "check_arguments", "force_acceptance"]
 

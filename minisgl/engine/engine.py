@@ -26,8 +26,6 @@ from minisgl.engine.graph import GraphRunner
 from minisgl.engine.inputs import InputBuilder
 from minisgl.engine.kv_sizing import size_pool
 from minisgl.engine.model_runner import Forward, ModelRunner, StepRunner
-from minisgl.engine.results import read_result
-from minisgl.engine.rounds import RoundsRunner, history_bytes
 from minisgl.engine.sampler import SamplePlan, state_bytes
 from minisgl.engine.transfer import Download
 from minisgl.kvcache.pool import KVPool
@@ -102,13 +100,14 @@ class TorchEngine:
         if fp8 is not None:
             fp8.prepare(self.model, max(max_step_tokens, config.max_running_requests))
 
+        wrappers = manager.hook.minisgl_wrap_runner(config=config, max_seq_len=max_seq_len, device=self.device)
         self.spec = self._allocate_pool(config, max_seq_len, model_config.vocab_size)
         self.model_runner = ModelRunner(
             self.model, self.attention, self.ctx, self.spec, max_step_tokens=max_step_tokens, rank=rank, size=size
         )
         self.runner: StepRunner = self.graph.wrap(self.model_runner)
-        if config.verification_rounds > 1:
-            self.runner = RoundsRunner(self.runner, self.model_runner)
+        for wrap in wrappers:
+            self.runner = wrap(self.runner, self.model_runner)
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         if self._stream is not None:  # weights, KV pool and page table were written on the default stream
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -137,15 +136,11 @@ class TorchEngine:
         return spec
 
     def _state_bytes(self, config: Config, max_seq_len: int, vocab_size: int) -> int:
-        """Return the bytes of device memory for the page table, the tokens that later rounds need, and sampling.
-
-        Only rank 0 samples.
-        """
+        """Return the bytes of device memory for the page table and for sampling. Only rank 0 samples."""
         rows = config.max_running_requests
         sampling = state_bytes(rows, vocab_size) if self.rank == 0 else 0
-        history = history_bytes(max_seq_len) if config.verification_rounds > 1 else 0
         page_table = InputBuilder.page_table_row_bytes(max_seq_len, config.page_size)
-        return (rows + 1) * (8 + page_table + history) + sampling
+        return (rows + 1) * (8 + page_table) + sampling
 
     def warm_up(self, max_tokens: int, *, drafting: bool, rounds: int) -> None:
         """Compute the steps of `StepRunner.warm_up_steps`, which has the same arguments, and wait for their results.
@@ -213,7 +208,7 @@ class TorchEngine:
             arrays = launched.download.arrays()
         except RuntimeError as error:
             raise EngineDeadError(f"step {launched.step.id} failed on {self.device}: {error}") from error
-        return read_result(launched.step, launched.plan, dict(zip(launched.names, arrays, strict=True)))
+        return self.runner.read(launched.step, launched.plan, dict(zip(launched.names, arrays, strict=True)))
 
     def result_ready(self) -> bool:
         """Return whether `result` would return or raise without waiting."""

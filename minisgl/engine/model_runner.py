@@ -7,17 +7,19 @@ runner knows steps and tensors. Streams, steps in flight and results belong to `
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from minisgl.attention import AttentionBackend, AttnBatch
-from minisgl.core import EngineSpec, Step, TokenMasks
+from minisgl.core import EngineSpec, Step, StepResult, TokenMasks
 from minisgl.engine.inputs import InputBuilder, ModelInputs
 from minisgl.engine.prompt_logprobs import PromptPositions, score_prompt
+from minisgl.engine.results import read_result
 from minisgl.engine.sampler import Sampled, SamplePlan, Sampler, SamplingInputs
 from minisgl.engine.verification import Accepted
 from minisgl.layers.context import Context
@@ -53,7 +55,7 @@ class Forward(NamedTuple):
     logits: Tensor | None
     sampling: SamplingInputs | None
     scores: dict[str, Tensor]
-    repeat: Any | None = None  # a `minisgl.engine.rounds.Repeatable`, from a wrapper that can launch the pass again
+    repeat: Any | None = None  # from a wrapper that can launch the pass again: its inputs, and a method ``run``
 
 
 class StepRunner(Protocol):
@@ -71,7 +73,13 @@ class StepRunner(Protocol):
     def sample(self, forward: Forward, masks: TokenMasks | None) -> dict[str, Tensor]:
         """Choose the tokens of a step, under ``masks``, on rank 0, and give them to all ranks.
 
-        Returns the tensors of which `minisgl.engine.results.read_result` makes the result, by name.
+        Returns the tensors of which `read` makes the result, by name.
+        """
+
+    def read(self, step: Step, plan: SamplePlan | None, arrays: Mapping[str, npt.NDArray[Any]]) -> StepResult:
+        """Return the result of a step. ``arrays`` are the tensors that `sample` returned, on the host.
+
+        ``plan`` is the plan of sampling; None if no row samples.
         """
 
     def warm_up_steps(self, max_tokens: int, *, drafting: bool, rounds: int) -> Iterable[Step]:
@@ -175,6 +183,10 @@ class ModelRunner:
         if accepted is not None:
             tensors["accepted"] = accepted.length
         return tensors
+
+    def read(self, step: Step, plan: SamplePlan | None, arrays: Mapping[str, npt.NDArray[Any]]) -> StepResult:
+        """Return the result of a step. ``arrays`` are the tensors that `sample` returned, on the host."""
+        return read_result(step, plan, arrays)
 
     # ---- its parts ------------------------------------------------------------------------------
 

@@ -22,8 +22,6 @@ def read_result(step: Step, plan: SamplePlan | None, arrays: Mapping[str, npt.ND
     row that samples (only if a row verifies), and the result of `score_prompt` (only if the step scores prompts).
     ``plan`` is the plan of sampling; None if no row samples.
     """
-    if step.rounds > 1:
-        return _read_rounds(step, arrays["tokens"], arrays["accepted"].astype(np.int32))
     tokens, accepted = _read_tokens(step, arrays)
     logprobs = None
     if plan is not None and "chosen" in arrays:
@@ -34,20 +32,6 @@ def read_result(step: Step, plan: SamplePlan | None, arrays: Mapping[str, npt.ND
         top, top_ids = arrays.get("prompt_top"), arrays.get("prompt_top_ids")
         prompt = read_prompt_logprobs(step.prompt_logprobs, arrays["prompt_chosen"], top, top_ids)
     return StepResult(step.id, tokens, accepted, logprobs, prompt)
-
-
-def _read_rounds(step: Step, tokens: npt.NDArray[Any], accepted: I32) -> StepResult:
-    """Return the result of a step of several rounds.
-
-    ``tokens`` [rounds, rows · w] has all sampled tokens, ``accepted`` int32 [rounds, rows] how many of each w count.
-    """
-    width = int(step.num_sampled_tokens[0])
-    runs = tokens.astype(np.int32).reshape(step.rounds, step.rows, width)
-    out = np.zeros((step.rows, step.rounds * width), np.int32)
-    for row in range(step.rows):
-        run = np.concatenate([runs[k, row, : accepted[k, row]] for k in range(step.rounds)])
-        out[row, : len(run)] = run
-    return StepResult(step.id, out, accepted.sum(0, dtype=np.int32), rounds=accepted)
 
 
 def _read_tokens(step: Step, arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[I32, I32]:

@@ -103,6 +103,7 @@ BUILTINS = (
     "minisgl.plugins.speculation.lookup",
     "minisgl.plugins.speculation.ngram",
     "minisgl.plugins.speculation.suffix",
+    "minisgl.plugins.speculation.rounds",
     "minisgl.plugins.routing.round_robin",
     "minisgl.plugins.routing.least_loaded",
     "minisgl.plugins.routing.cache_aware",

@@ -1,8 +1,11 @@
-"""The names that 0.2.0 retired, and the names that replaced them. Data only, for error messages and the labs."""
+"""The names that 0.2.0 and 0.3.0 retired, and the names that replaced them: for error messages and the labs."""
 
 from __future__ import annotations
 
+import logging
+from importlib import import_module
 from types import MappingProxyType
+from typing import Any
 
 RENAMED_SINCE = "0.2.0"
 UPGRADE_PAGE = "docs/upgrade-0.2.md"
@@ -18,9 +21,29 @@ FACTORY_HOOKS = MappingProxyType(
 Plugins with these hooks still work, with a warning."""
 
 ADDED_METHODS = MappingProxyType(
-    {"graph": (("wrap", "wrap_attention"), "minisgl.plugins.graph.replaying", "BucketRunner")}
+    {
+        "graph": (("wrap", "wrap_attention"), "minisgl.plugins.graph.replaying", "BucketRunner"),
+        "speculation": (("speculate",), "minisgl.plugins.speculation", "DraftProposer"),
+    }
 )
 """Group → methods that its parts have since 0.3, and the class of a plugin from which a part for 0.2 gets them."""
+
+MOVED = MappingProxyType({"DraftProposer": "minisgl.plugins.speculation"})
+"""Public names that moved in 0.3 → the module that has them now. They still work at their old place, with a warning."""
+
+
+def moved(module: str, name: str) -> Any:
+    """Return what ``name``, which ``module`` does not have any more, is now. Log a warning that says where it is.
+
+    Raise AttributeError if ``name`` has not moved. A module calls this function in its ``__getattr__``.
+    """
+    if name not in MOVED:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    logging.getLogger(__name__).warning(
+        "%s.%s has moved: write `from %s import %s` (docs/upgrade-0.3.md)", module, name, MOVED[name], name
+    )
+    return getattr(import_module(MOVED[name]), name)
+
 
 RENAMED_OPTIONS = MappingProxyType({"load": "load_format", "server.log_level": "log_level"})
 """Options of the command line: old name → new name."""

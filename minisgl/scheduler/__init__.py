@@ -5,14 +5,16 @@ The interface that scheduling policies implement is in `minisgl.scheduler.base`.
 
 from __future__ import annotations
 
-from minisgl.scheduler.base import Budget, DraftProposer, Plan, Running, SchedulerPolicy, Waiting
+from typing import Any
+
+from minisgl.plugin_manager.renamed import moved
+from minisgl.scheduler.base import Budget, Plan, Running, SchedulerPolicy, Waiting
 from minisgl.scheduler.page_allocator import PageAllocator, PageOwnershipError
 from minisgl.scheduler.planner import PolicyError
 from minisgl.scheduler.scheduler import Scheduler
 
 __all__ = [
     "Budget",
-    "DraftProposer",
     "PageAllocator",
     "PageOwnershipError",
     "Plan",
@@ -22,3 +24,7 @@ __all__ = [
     "SchedulerPolicy",
     "Waiting",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    return moved(__name__, name)

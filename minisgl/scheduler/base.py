@@ -8,12 +8,14 @@ shipped policies are in `plugins/scheduler/`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from minisgl.core import I32, Req, StepResult
+from minisgl.core import I32, EngineSpec, Req, StepResult
+from minisgl.plugin_manager.renamed import moved
 
 if TYPE_CHECKING:
+    from minisgl.scheduler.cache_manager import CacheManager
     from minisgl.scheduler.results import InFlightStep
 
 
@@ -115,57 +117,17 @@ class SchedulerPolicy(Protocol):
         """
 
 
-class DraftProposer(Protocol):
-    """Guesses the next tokens of running requests; a verification row then computes all guesses at once.
-
-    For each request, the scheduler calls `admitted`, then `advanced` and `propose` any number of times, then `removed`;
-    at its end, it calls `close`. A subclass need define only `propose`: the other methods do nothing here.
-    """
-
-    max_drafts: int
-    """The largest number of draft tokens of one request in one step. With 0 the proposer is never called."""
-
-    costly: bool = False
-    """Whether drafts take time to compute, as a model's do, and there are always as many as asked for. The scheduler
-    then decides how many are worth their time before it asks. Otherwise it decides by the number that it gets."""
-
-    def admitted(self, req: Req) -> None:
-        """Note a request that begins to run, or runs again after a retraction: `Req.tokens` are its tokens so far.
-
-        While it runs, no other request has its ``req_pool_idx``.
-        """
-        return
-
-    def advanced(self, reqs: Sequence[Req], tokens: Sequence[Sequence[int]]) -> None:
-        """Note that each request gained tokens, at least one, which are already the last of ``output_ids``."""
-        return
-
-    def removed(self, req: Req) -> None:
-        """Note that a request does not run any more: it was retracted, or has ended and has a ``finish_reason``."""
-        return
-
-    def propose(self, reqs: Sequence[Req], positions: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
-        """Return the draft tokens of each request: guesses for ``positions[i]`` and the positions after it.
-
-        ``limits[i]`` is the largest number of drafts of request i; an empty sequence means no drafts. A request knows
-        its tokens up to ``positions[i]``, or all but the last of them: the token before ``positions[i]`` may have been
-        sampled by a step whose result is unread.
-        """
-
-    def close(self) -> None:
-        """Free what the proposer holds. No other method is called any more."""
-        return
-
-
 class Speculation(Protocol):
-    """Where the drafts of a scheduler's decode rows come from, and who is told how many were accepted.
+    """Gives the draft tokens of a scheduler's decode rows, and is told how many of them were accepted.
 
-    A row with k drafts samples at k + 1 positions, and the result says how many of the tokens count.
+    A row with k drafts samples at k + 1 positions, and the result says how many of the tokens count. Who makes the
+    drafts, and how many, is the matter of `plugins/speculation/`.
     """
 
-    max_drafts: int  # largest number of drafts of a row
-    max_draft_tokens: int  # largest number of drafts of a step
-    rounds: int  # largest number of rounds of a step: the engine makes the drafts of all but the first one itself
+    max_draft_tokens: int
+    """Largest number of drafts of a step."""
+    engine_drafts: bool
+    """Whether the engine makes drafts too, from the tokens of the requests, which their admissions then carry."""
 
     def admitted(self, reqs: Sequence[Req]) -> None:
         """Note requests that begin to run."""
@@ -179,11 +141,37 @@ class Speculation(Protocol):
         ``rows`` are the request-pool rows.
         """
 
+    def num_rounds(
+        self, cache_manager: CacheManager, reqs: Sequence[Req], rows: I32, positions: I32, counts: I32
+    ) -> int:
+        """Return how often a step of verification rows is computed: `Step.rounds`.
+
+        Called if all rows of a step verify drafts, none has a grammar, and no request waits. Row i computes
+        ``counts[i]`` tokens from ``positions[i]`` on, in each round. For more than one round, this method allocates the
+        pages of the further ones.
+        """
+
     def read(self, launched: InFlightStep, result: StepResult, gained: Sequence[int]) -> None:
         """Note the result of a step: the requests in the rows ``gained`` got ``result.accepted[row]`` tokens each."""
 
+    def stats(self) -> Mapping[str, int]:
+        """Return the counts of verification rows and of drafts since the start, for `Scheduler.stats`."""
+
     def close(self) -> None:
         """Free what is held for drafts. No other method is called any more."""
+
+
+class Drafting(Protocol):
+    """What a plugin of the group `speculation` builds: it gives a scheduler its `Speculation`."""
+
+    def speculate(
+        self, spec: EngineSpec, clock: Callable[[], float], *, max_draft_tokens: int, adapt: bool, rounds: int
+    ) -> Speculation | None:
+        """Return the speculation of a new scheduler, or None for no drafts.
+
+        ``clock`` returns seconds. A step has at most ``max_draft_tokens`` drafts, and at most ``rounds`` rounds. With
+        ``adapt``, the number of drafts follows how many were accepted, and how long steps take.
+        """
 
 
 class Constraint(Protocol):
@@ -198,3 +186,7 @@ class Constraint(Protocol):
         The result is int32 ``[1 + len(drafts), ceil(vocab_size / 32)]`` with the bits of `TokenMasks`. A mask after a
         draft that the grammar does not allow has no effect, since the draft is then rejected.
         """
+
+
+def __getattr__(name: str) -> Any:
+    return moved(__name__, name)

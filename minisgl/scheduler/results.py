@@ -37,18 +37,10 @@ class ResultReader:
     """Reads the results of one scheduler's steps.
 
     ``constraints`` are the grammars of open requests by uid, ``counts`` the scheduler's counters; both are updated.
-    ``num_accepted_drafts`` int64 ``[max_drafts + 1]`` counts verification rows by the number of drafts accepted.
     """
 
-    def __init__(
-        self,
-        request_table: RequestTable,
-        constraints: dict[int, Constraint],
-        counts: dict[str, int],
-        max_drafts: int = 0,
-    ):
+    def __init__(self, request_table: RequestTable, constraints: dict[int, Constraint], counts: dict[str, int]):
         self.request_table, self.constraints, self.counts = request_table, constraints, counts
-        self.num_accepted_drafts = np.zeros(max_drafts + 1, np.int64)
 
     def append(self, launched: InFlightStep, result: StepResult, out: Output) -> tuple[Bools, Ended]:
         """Append the tokens of ``result`` to their requests and to ``out``.
@@ -123,22 +115,9 @@ class ResultReader:
             out.uids.extend([req.uid] * len(run))
             out.tokens.extend(run)
             self.counts["output_tokens"] += len(run)
-        self._count_drafts(step, result, rows)
         computed = launched.ends - step.num_sampled_tokens + result.accepted
         self.request_table.num_computed_tokens[step.req_pool_indices[rows]] = computed[rows]
         return ended
-
-    def _count_drafts(self, step: Step, result: StepResult, rows: Sequence[int]) -> None:
-        """Count the drafts of the verification rows among ``rows``, and those of them that are now output."""
-        sampled = step.num_sampled_tokens.tolist()
-        most, verifying = len(self.num_accepted_drafts) - 1, step.verification_rows
-        for i in rows:
-            if i in verifying:
-                for accepted in result.accepted_by_round(i):
-                    self.counts["verification_rows"] += 1
-                    self.counts["draft_tokens"] += sampled[i] - 1
-                    self.counts["accepted_draft_tokens"] += accepted - 1
-                    self.num_accepted_drafts[min(accepted - 1, most)] += 1
 
     def _advance_constraint(self, req: Req, tokens: list[int]) -> None:
         constraint = self.constraints.get(req.uid)

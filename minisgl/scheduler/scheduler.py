@@ -19,7 +19,6 @@ import numpy as np
 from minisgl.core import (
     I32,
     INTERRUPTED,
-    PER_POSITION,
     Engine,
     EngineDeadError,
     Finished,
@@ -89,8 +88,7 @@ class Scheduler:
         self.speculation = speculation
         self.step_builder = StepBuilder(self.cache_manager, self.speculation, self.constraints)
         self._counts = dict.fromkeys(_COUNTERS, 0)
-        max_drafts = 0 if speculation is None else speculation.max_drafts
-        self.results = ResultReader(self.request_table, self.constraints, self._counts, max_drafts)
+        self.results = ResultReader(self.request_table, self.constraints, self._counts)
         self.requests: dict[int, Req] = {}  # open requests (waiting and running) by uid
         self.waiting = WaitingQueue(lambda: self.request_table.reqs)
         self.in_flight: deque[InFlightStep] = deque()
@@ -445,16 +443,11 @@ class Scheduler:
     # ---- counters and checks ---------------------------------------------------------------------------
 
     def stats(self) -> dict[str, int]:
-        """Return counters since the start and, with names that begin with ``num_``, current numbers.
-
-        With speculation, ``accepted_draft_tokens_per_pos_K`` counts the verification rows whose draft number K, from 0,
-        was accepted.
-        """
+        """Return counters since the start and, with names that begin with ``num_``, current numbers."""
         allocator, cache = self.cache_manager.allocator, self.cache_manager.cache
-        per_pos = np.cumsum(self.results.num_accepted_drafts[:0:-1])[::-1].tolist()
         return {
             **self._counts,
-            **{f"{PER_POSITION}{k}": count for k, count in enumerate(per_pos)},
+            **({} if self.speculation is None else self.speculation.stats()),
             "evicted_pages": self.cache_manager.evicted_pages,
             "num_waiting_reqs": len(self.waiting),
             "num_running_reqs": len(self.request_table.reqs),

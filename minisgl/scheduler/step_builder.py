@@ -35,7 +35,7 @@ class StepBuilder:
     ):
         self.cache_manager, self.request_table = cache_manager, cache_manager.request_table
         self.speculation, self.constraints = speculation, constraints
-        self._keeps_tokens = speculation is not None and speculation.rounds > 1  # whether the engine drafts too
+        self._keeps_tokens = speculation is not None and speculation.engine_drafts
 
     def build(
         self,
@@ -78,8 +78,8 @@ class StepBuilder:
             req.uid in self.constraints for req, n in zip(reqs, num_sampled.tolist(), strict=True) if n
         )
         rounds = 1
-        if may_repeat and num_verify == len(reqs) and not late_sampling:
-            rounds = self._num_rounds(reqs, req_pool_indices, starts, num_tokens)
+        if self.speculation is not None and may_repeat and num_verify == len(reqs) and not late_sampling:
+            rounds = self.speculation.num_rounds(self.cache_manager, reqs, req_pool_indices, starts, num_tokens)
         step = Step(
             id=step_id,
             req_pool_indices=req_pool_indices,
@@ -96,27 +96,6 @@ class StepBuilder:
             rounds=rounds,
         )
         return step, reqs
-
-    def _num_rounds(self, reqs: Sequence[Req], req_pool_indices: I32, starts: I32, num_tokens: I32) -> int:
-        """Return how often a step of verification rows is computed, and allocate the pages of all rounds.
-
-        All rows must have equally many drafts, and room and pages for the largest number of tokens of all rounds. No
-        row gets pages for more rounds than the others have pages for: these pages would be missed elsewhere.
-        """
-        assert self.speculation is not None
-        rounds, width = self.speculation.rounds, int(num_tokens[0])
-        if rounds == 1 or (num_tokens != width).any() or any(req.params.logprobs is not None for req in reqs):
-            return 1
-        room = self.request_table.max_len[req_pool_indices] - 1 - starts
-        rounds = min(rounds, int(room.min()) // width)
-        num_pages, size = self.request_table.num_pages[req_pool_indices], self.cache_manager.spec.page_size
-        while rounds > 1:
-            ends = starts + np.int32(rounds * width)
-            if np.maximum(-(-ends // size) - num_pages, 0).sum() <= self.cache_manager.num_available_pages:
-                self.cache_manager.allocate_draft_pages(req_pool_indices, ends)
-                break
-            rounds -= 1
-        return rounds
 
     def _propose(
         self, speculation: Speculation, step_id: int, reqs: Sequence[Req], req_pool_indices: I32, decodes: Bools

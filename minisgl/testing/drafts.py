@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from minisgl.core import Req
-from minisgl.scheduler.base import DraftProposer
+from minisgl.plugins.speculation import DraftProposer
 from minisgl.testing.truth import ExpectedTokens, SimRequest, mix
 
 __all__ = ["SeededProposer"]

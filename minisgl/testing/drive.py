@@ -14,8 +14,8 @@ from typing import Any
 
 from minisgl.core import EngineSpec, Finished, InvalidRequestError, Output, Req, SamplingParams
 from minisgl.kvcache import PrefixCache
-from minisgl.scheduler.base import DraftProposer, SchedulerPolicy
-from minisgl.scheduler.build import build_speculation
+from minisgl.plugins.speculation import DraftProposer
+from minisgl.scheduler.base import SchedulerPolicy
 from minisgl.scheduler.starvation import StarvationGuard
 from minisgl.testing.drafts import SeededProposer
 from minisgl.testing.sim import SimCounts, SimEngine
@@ -148,6 +148,9 @@ class Drive:
         def clock() -> float:
             return float(report.steps)
 
+        speculation = None
+        if proposer is not None:
+            speculation = proposer.speculate(spec, clock, adapt=adapt_drafts, rounds=rounds)
         self.scheduler = scheduler(
             self.engine,
             cache,
@@ -158,7 +161,7 @@ class Drive:
             observers=observers,
             clock=clock,
             constraint_of=self._grammar_of,
-            speculation=build_speculation(proposer, spec, clock=clock, adapt=adapt_drafts, rounds=rounds),
+            speculation=speculation,
         )
         self.max_drafts, self.rounds = 0 if proposer is None else proposer.max_drafts, rounds
         self.max_idle_steps = starvation_steps + 8

@@ -28,6 +28,7 @@ from minisgl.core import (
     Step,
     StepResult,
 )
+from minisgl.plugins.speculation.adaptive import AdaptiveSpeculation
 from minisgl.scheduler import results, step_builder
 from minisgl.scheduler.base import Budget, Plan, Running, Waiting
 from minisgl.scheduler.budget import AdmissionCost
@@ -35,7 +36,6 @@ from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.scheduler.page_allocator import PageAllocator
 from minisgl.scheduler.results import Ended, InFlightStep, ResultReader
 from minisgl.scheduler.scheduler import Scheduler
-from minisgl.scheduler.step_builder import StepBuilder
 from minisgl.testing.drive import Drive, Job, make_plugin
 from minisgl.testing.small import no_lookahead
 from minisgl.testing.traced import traced
@@ -381,14 +381,14 @@ def masks_of_the_step_before() -> Bug:
 
 
 def pages_of_one_round() -> Bug:
-    """Patch the step builder: a step of several rounds gets the pages of its first round only."""
+    """Patch the number of rounds: a step of several rounds gets the pages of its first round only."""
 
-    def num_rounds(self: StepBuilder, *args: Any) -> int:
-        with patch.object(self.cache_manager, "allocate_draft_pages", lambda rows, ends: ends):
-            return real(self, *args)
+    def num_rounds(self: AdaptiveSpeculation, cache_manager: CacheManager, *args: Any) -> Any:
+        with patch.object(cache_manager, "allocate_draft_pages", lambda rows, ends: ends):
+            return real(self, cache_manager, *args)
 
-    real = StepBuilder._num_rounds
-    return patch.object(StepBuilder, "_num_rounds", num_rounds)
+    real = AdaptiveSpeculation.num_rounds
+    return patch.object(AdaptiveSpeculation, "num_rounds", num_rounds)
 
 
 def tokens_of_one_row_width() -> Bug:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from minisgl.core import EngineSpec, Req, SamplingParams
-from minisgl.scheduler.base import DraftProposer
+from minisgl.plugins.speculation import DraftProposer
 from minisgl.testing.drive import Drive, Job, Report, make_plugin
 from minisgl.testing.small import no_lookahead
 
@@ -70,7 +70,7 @@ class ProposalChecker(DraftProposer):
         for req, position in zip(reqs, positions, strict=True):
             assert req.uid in self._running, f"drafts were asked for {req}, which does not run"
             assert 0 <= position - len(req) <= 1, f"{req} was asked for position {position}"
-        drafts = self.first.propose(reqs, list(positions), list(limits))
+        drafts: Sequence[Sequence[int]] = self.first.propose(reqs, list(positions), list(limits))
         again = self.first.propose(reqs, list(positions), list(limits))
         other = self.second.propose(reqs, list(positions), list(limits))
         self._check_unchanged(reqs)

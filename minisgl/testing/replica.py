@@ -21,9 +21,9 @@ from minisgl.cluster.kv_events import AnyEvent
 from minisgl.config import Config
 from minisgl.core import I32, EngineSpec, Finished, Req, SamplingParams, Step, StepResult
 from minisgl.kvcache import PrefixCache
+from minisgl.plugins.speculation import DraftProposer
 from minisgl.scheduler import Scheduler
-from minisgl.scheduler.base import DraftProposer, SchedulerPolicy
-from minisgl.scheduler.build import build_speculation
+from minisgl.scheduler.base import SchedulerPolicy
 from minisgl.scheduler.starvation import StarvationGuard
 from minisgl.testing.null import NullEngine
 
@@ -149,8 +149,8 @@ class SimReplica:
             overlap=False,
             observers=observers.hook,
             clock=lambda: self.now,
-            speculation=build_speculation(
-                self._run, spec, MAX_RUN * spec.max_running_requests, clock=lambda: self.now, adapt=False
+            speculation=self._run.speculate(
+                spec, lambda: self.now, max_draft_tokens=MAX_RUN * spec.max_running_requests, adapt=False
             ),
         )
         self._has_token: set[int] = set()  # uids of open requests with a token

@@ -1,1 +1,81 @@
-"""The built-in proposers of draft tokens (group `speculation`), one file each."""
+"""Speculative decoding: the interface of proposers of draft tokens, and the built-in proposers, one file each.
+
+A proposer guesses tokens. `minisgl.plugins.speculation.adaptive` decides how many of them a step verifies, and gives
+them to the scheduler. `minisgl.plugins.speculation.rounds` lets a step verify several times. Without this folder, a
+server has no drafts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from minisgl.core import EngineSpec, Req
+
+if TYPE_CHECKING:
+    from minisgl.scheduler.base import Speculation
+
+__all__ = ["DraftProposer"]
+
+
+class DraftProposer(Protocol):
+    """Guesses the next tokens of running requests; a verification row then computes all guesses at once.
+
+    For each request, the scheduler calls `admitted`, then `advanced` and `propose` any number of times, then `removed`;
+    at its end, it calls `close`. A subclass need define only `propose`: the other methods do nothing here.
+    """
+
+    max_drafts: int
+    """The largest number of draft tokens of one request in one step. With 0 the proposer is never called."""
+
+    costly: bool = False
+    """Whether drafts take time to compute, as a model's do, and there are always as many as asked for. The scheduler
+    then decides how many are worth their time before it asks. Otherwise it decides by the number that it gets."""
+
+    def admitted(self, req: Req) -> None:
+        """Note a request that begins to run, or runs again after a retraction: `Req.tokens` are its tokens so far.
+
+        While it runs, no other request has its ``req_pool_idx``.
+        """
+        return
+
+    def advanced(self, reqs: Sequence[Req], tokens: Sequence[Sequence[int]]) -> None:
+        """Note that each request gained tokens, at least one, which are already the last of ``output_ids``."""
+        return
+
+    def removed(self, req: Req) -> None:
+        """Note that a request does not run any more: it was retracted, or has ended and has a ``finish_reason``."""
+        return
+
+    def propose(self, reqs: Sequence[Req], positions: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
+        """Return the draft tokens of each request: guesses for ``positions[i]`` and the positions after it.
+
+        ``limits[i]`` is the largest number of drafts of request i; an empty sequence means no drafts. A request knows
+        its tokens up to ``positions[i]``, or all but the last of them: the token before ``positions[i]`` may have been
+        sampled by a step whose result is unread.
+        """
+
+    def close(self) -> None:
+        """Free what the proposer holds. No other method is called any more."""
+        return
+
+    def speculate(
+        self,
+        spec: EngineSpec,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        max_draft_tokens: int = 512,
+        adapt: bool = True,
+        rounds: int = 1,
+    ) -> Speculation | None:
+        """Return what gives a scheduler the drafts of this proposer; None if it makes none.
+
+        See `minisgl.scheduler.base.Drafting`. A proposer inherits this method.
+        """
+        if not self.max_drafts:
+            self.close()
+            return None
+        from minisgl.plugins.speculation.adaptive import AdaptiveSpeculation
+
+        return AdaptiveSpeculation(self, spec, max_draft_tokens, clock, adapt, rounds)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from minisgl.core import Req
 from minisgl.hooks import hookimpl
-from minisgl.scheduler.base import DraftProposer
+from minisgl.plugins.speculation import DraftProposer
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Text:
 
 
 class LookupProposer(DraftProposer):
-    """The proposer; see `minisgl.scheduler.base.DraftProposer`. ``texts`` maps the uid of each request to its text."""
+    """The proposer; see `DraftProposer`. ``texts`` maps the uid of each request to its text."""
 
     def __init__(self, max_drafts: int, match_tokens: int):
         self.max_drafts, self.match_tokens = max_drafts, match_tokens

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from minisgl.core import I32, EngineSpec, Req
 from minisgl.hooks import hookimpl
-from minisgl.scheduler.base import DraftProposer
+from minisgl.plugins.speculation import DraftProposer
 
 REPEATS = 0.05
 """One token is looked up only in a text with at least this share of repeated pairs of tokens."""

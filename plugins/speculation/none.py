@@ -8,7 +8,7 @@ from typing import Any
 
 from minisgl.core import Req
 from minisgl.hooks import hookimpl
-from minisgl.scheduler.base import DraftProposer
+from minisgl.plugins.speculation import DraftProposer
 
 
 @dataclass

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from minisgl.core import I32, I64, EngineSpec, Req
 from minisgl.hooks import hookimpl
-from minisgl.scheduler.base import DraftProposer
+from minisgl.plugins.speculation import DraftProposer
 
 U64 = npt.NDArray[np.uint64]
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from minisgl import LLM, SamplingParams
@@ -127,6 +128,16 @@ def test_attention(expected: list[list[int]]) -> None:
         stats, backend = engine.scheduler.stats(), engine.engine.attention  # type: ignore[union-attr]
     assert backend.steps == stats["steps"] > 0
     assert backend.query_tokens == stats["prefill_tokens"] + stats["decode_tokens"]
+
+
+def test_minisgl_wrap_runner(expected: list[list[int]]) -> None:
+    with llm("minisgl_wrap_runner") as engine:
+        assert tokens(engine) == expected
+        assert engine.engine.runner.checked_steps == engine.scheduler.stats()["steps"] > 0  # type: ignore[union-attr]
+        with torch.inference_mode():
+            next(engine.engine.model.parameters()).fill_(torch.nan)  # type: ignore[union-attr]
+        with pytest.raises(RuntimeError, match="logits that are not numbers"):
+            tokens(engine)
 
 
 def test_speculation(expected: list[list[int]]) -> None:

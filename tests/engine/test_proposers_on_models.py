@@ -20,8 +20,7 @@ from minisgl.engine.gumbel import gumbel, seed_key, token_hashes
 from minisgl.models.resolve import resolve_model
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
-from minisgl.scheduler.base import DraftProposer
-from minisgl.scheduler.build import build_speculation
+from minisgl.plugins.speculation import DraftProposer
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.testing.checkpoints import ARCHITECTURES, tiny_checkpoint
 from minisgl.testing.drive import make_plugin
@@ -48,7 +47,7 @@ class Case:
 
     def run(self, name: str, temperature: float) -> tuple[list[list[int]], dict[str, int]]:
         """Return the output of every prompt, and the scheduler's counters. A few prompts run at a time."""
-        speculation = build_speculation(self.proposer(name), self.engine.spec, adapt=False)
+        speculation = self.proposer(name).speculate(self.engine.spec, adapt=False)
         plugins = make_plugin("cache", "radix", page_size=4), make_plugin("scheduler", "mixed")
         scheduler = Scheduler(self.engine, *plugins, max_prefill_tokens=32, speculation=speculation)
         params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=SEED, ignore_eos=True)

@@ -15,8 +15,7 @@ from minisgl.engine.build import build_engine
 from minisgl.engine.engine import TorchEngine
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
-from minisgl.scheduler.base import DraftProposer
-from minisgl.scheduler.build import build_speculation
+from minisgl.plugins.speculation import DraftProposer
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.drive import make_plugin
@@ -46,7 +45,7 @@ def run(
 ) -> tuple[list[list[int]], dict[str, int]]:
     """Return the output tokens of all prompts, and the scheduler's counters."""
     plugins = make_plugin("cache", "radix", page_size=4), make_plugin("scheduler", "mixed")
-    speculation = build_speculation(proposer, engine.spec, adapt=False)
+    speculation = None if proposer is None else proposer.speculate(engine.spec, adapt=False)
     scheduler = Scheduler(engine, *plugins, max_prefill_tokens=16, speculation=speculation, **more)
     return serve(scheduler, PROMPTS, params), scheduler.stats()
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from minisgl.core import EngineSpec, Req, SamplingParams
+from minisgl.plugins.speculation import DraftProposer
 from minisgl.plugins.speculation.adaptive import FIRST_DRAFTS, MAX_PAUSE, PROBE_STEPS, AdaptiveSpeculation, StepTimes
-from minisgl.scheduler.base import DraftProposer
 from minisgl.testing.drive import Drive, make_plugin
 from minisgl.testing.small import job
 

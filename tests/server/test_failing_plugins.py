@@ -15,7 +15,7 @@ FILE = """
 import os, sys
 from dataclasses import dataclass
 from minisgl import hookimpl
-from minisgl.scheduler import DraftProposer
+from minisgl.plugins.speculation import DraftProposer
 
 @dataclass
 class Bad:

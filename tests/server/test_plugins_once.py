@@ -16,7 +16,7 @@ from pathlib import Path
 
 from minisgl import hookimpl
 from minisgl.plugins.cache.naive import NaiveCache
-from minisgl.scheduler import DraftProposer
+from minisgl.plugins.speculation import DraftProposer
 
 @dataclass
 class Mine:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from minisgl.core import EngineSpec, Req, SamplingParams
+from minisgl.plugins.speculation import DraftProposer
 from minisgl.plugins.speculation.ngram import NgramProposer
 from minisgl.plugins.speculation.none import NoProposer
 from minisgl.plugins.speculation.suffix import SuffixProposer
-from minisgl.scheduler.base import DraftProposer
 from minisgl.testing.drive import Job
 from minisgl.testing.proposer import ProposalChecker, ProposerConformance
 

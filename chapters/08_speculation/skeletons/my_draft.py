@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test draft     (`hint draft` for a hint)
 Serve it:  python -m minisgl plugins=my_draft.py speculation=mine
 """
 
-# minisgl lab draft, skeleton 341b51b3fb (minisgl 0.2.0)
+# minisgl lab draft, skeleton 49c216080d (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from minisgl.core import Req
 from minisgl.hooks import hookimpl
-from minisgl.scheduler.base import DraftProposer
+from minisgl.plugins.speculation import DraftProposer
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Text:
 
 
 class MyProposer(DraftProposer):
-    """The proposer; see `minisgl.scheduler.base.DraftProposer`. ``texts`` maps the uid of each request to its text."""
+    """The proposer; see `DraftProposer`. ``texts`` maps the uid of each request to its text."""
 
     def __init__(self, max_drafts: int, match_tokens: int):
         self.max_drafts, self.match_tokens = max_drafts, match_tokens

@@ -19,7 +19,7 @@ from minisgl.chapters.lab.grader.search import search
 from minisgl.chapters.lab.grader.server_gate import facts
 from minisgl.chapters.lab.grader.tutor_runs import chat
 from minisgl.core import EngineSpec, Req, SamplingParams
-from minisgl.scheduler.base import DraftProposer
+from minisgl.plugins.speculation import DraftProposer
 from minisgl.testing.proposer import ProposerConformance, running_request
 
 

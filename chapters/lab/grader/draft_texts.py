@@ -11,7 +11,7 @@ import re
 from typing import NamedTuple
 
 from minisgl.core import Req, SamplingParams
-from minisgl.scheduler.base import DraftProposer
+from minisgl.plugins.speculation import DraftProposer
 
 __all__ = ["TEXTS", "Replayed", "Text", "replay", "steps_of"]
 

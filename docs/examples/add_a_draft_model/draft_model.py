@@ -16,7 +16,7 @@ from minisgl.models.config import ModelConfig
 from minisgl.models.resolve import resolve_model
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
-from minisgl.scheduler import DraftProposer
+from minisgl.plugins.speculation import DraftProposer
 
 PAGE_SIZE = 16
 MAX_CHUNK = 1024

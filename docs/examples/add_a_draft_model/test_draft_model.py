@@ -12,7 +12,7 @@ from draft_model import DraftModel, DraftModelProposer
 from minisgl import LLM, SamplingParams
 from minisgl.core import EngineSpec, Req
 from minisgl.models.resolve import resolve_model
-from minisgl.scheduler import DraftProposer
+from minisgl.plugins.speculation import DraftProposer
 from minisgl.testing.proposer import ProposerConformance
 
 

@@ -33,7 +33,7 @@ PROGRESS_SECONDS = 2.0
 
 
 class _Repeat(NamedTuple):
-    """The recording of a step, which can be replayed again: see `minisgl.engine.rounds.Repeatable`."""
+    """The recording of a step, which can be replayed again: see `minisgl.engine.model_runner.Forward`."""
 
     graph: BucketRunner
     key: GraphKey
@@ -52,7 +52,7 @@ class ReplayingRunner:
 
     def __init__(self, runner: ModelRunner, graph: BucketRunner):
         self.runner, self.graph = runner, graph
-        self.begin, self.sample = runner.begin, runner.sample
+        self.begin, self.sample, self.read = runner.begin, runner.sample, runner.read
         needs, piecewise = runner.attention.needs(), getattr(graph, "piecewise", None)
         self._repeats = needs.device_lengths
         self.piecewise_keys: Sequence[GraphKey] = piecewise(runner.max_step_tokens) if piecewise is not None else ()

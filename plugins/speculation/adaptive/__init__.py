@@ -6,7 +6,7 @@ A verification row costs more than a decode row, and the host must wait for its 
 step. So the number of drafts follows, for each request, how many of its drafts were accepted; and for the whole batch,
 drafts are verified only where they make it faster. Both are measured, not assumed: docs/design/speculation.md.
 
-This module knows requests and numbers of tokens. It builds no steps and knows no pages.
+This module knows requests and numbers of tokens. It builds no steps.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from minisgl.core import I32, EngineSpec, Req, StepResult
-from minisgl.scheduler.base import DraftProposer, Speculation
+from minisgl.core import I32, PER_POSITION, EngineSpec, Req, Step, StepResult
+from minisgl.plugins.speculation import DraftProposer
+from minisgl.scheduler.base import Speculation
+from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.scheduler.results import InFlightStep
 
 FIRST_DRAFTS = 8
@@ -55,7 +57,9 @@ class AdaptiveSpeculation(Speculation):
         rounds: int = 1,
     ):
         self.proposer, self.max_draft_tokens, self.clock, self.adapt = proposer, max_draft_tokens, clock, adapt
-        self.max_drafts, self.rounds = proposer.max_drafts, rounds
+        self.rounds, self.engine_drafts = rounds, rounds > 1
+        self._counts = dict.fromkeys(("verification_rows", "draft_tokens", "accepted_draft_tokens"), 0)
+        self._num_accepted = np.zeros(proposer.max_drafts + 1, np.int64)  # verification rows by accepted drafts
         rows = spec.max_running_requests
         self._length = np.zeros(rows, np.int32)  # drafts that the request gets next
         self._pause = np.zeros(rows, np.int32)  # length of its next pause
@@ -124,6 +128,28 @@ class AdaptiveSpeculation(Speculation):
         chosen = self._times.choose(len(rows), options)
         return 0 if chosen is None else limits[chosen]
 
+    def num_rounds(
+        self, cache_manager: CacheManager, reqs: Sequence[Req], rows: I32, positions: I32, counts: I32
+    ) -> int:
+        """Return how often a step of verification rows is computed, and allocate the pages of all rounds.
+
+        All rows must have equally many drafts, and room and pages for the largest number of tokens of all rounds. No
+        row gets pages for more rounds than the others have pages for: these pages would be missed elsewhere.
+        """
+        rounds, width, table = self.rounds, int(counts[0]), cache_manager.request_table
+        if rounds == 1 or (counts != width).any() or any(req.params.logprobs is not None for req in reqs):
+            return 1
+        room = table.max_len[rows] - 1 - positions
+        rounds = min(rounds, int(room.min()) // width)
+        num_pages, size = table.num_pages[rows], cache_manager.spec.page_size
+        while rounds > 1:
+            ends = positions + np.int32(rounds * width)
+            if np.maximum(-(-ends // size) - num_pages, 0).sum() <= cache_manager.num_available_pages:
+                cache_manager.allocate_draft_pages(rows, ends)
+                break
+            rounds -= 1
+        return rounds
+
     # ---- results -------------------------------------------------------------------------------------------
 
     def read(self, launched: InFlightStep, result: StepResult, gained: Sequence[int]) -> None:
@@ -131,6 +157,8 @@ class AdaptiveSpeculation(Speculation):
         step = launched.step
         tokens, now = len(step.input_ids), self.clock()
         self._times.add(step.id, step.num_decode, step.num_verify, tokens, step.rows, now, step.rounds)
+        if step.num_verify:
+            self._count(step, result, gained)
         reqs = [launched.reqs[i] for i in gained]
         if not reqs:
             return
@@ -144,6 +172,25 @@ class AdaptiveSpeculation(Speculation):
             for row_accepted in [accepted] if result.rounds is None else result.rounds:
                 if verified:
                     self._adapt(step.id, step.req_pool_indices[verified], counts, row_accepted[verified] - 1)
+
+    def _count(self, step: Step, result: StepResult, gained: Sequence[int]) -> None:
+        """Count the drafts of the verification rows among ``gained``, and those of them that are now output."""
+        sampled, most, verifying = step.num_sampled_tokens.tolist(), len(self._num_accepted) - 1, step.verification_rows
+        for i in gained:
+            if i in verifying:
+                for accepted in result.accepted_by_round(i):
+                    self._counts["verification_rows"] += 1
+                    self._counts["draft_tokens"] += sampled[i] - 1
+                    self._counts["accepted_draft_tokens"] += accepted - 1
+                    self._num_accepted[min(accepted - 1, most)] += 1
+
+    def stats(self) -> dict[str, int]:
+        """Return the counts of verification rows and of drafts since the start.
+
+        ``accepted_draft_tokens_per_pos_K`` counts the verification rows whose draft number K, from 0, was accepted.
+        """
+        per_pos = np.cumsum(self._num_accepted[:0:-1])[::-1].tolist()
+        return {**self._counts, **{f"{PER_POSITION}{k}": count for k, count in enumerate(per_pos)}}
 
     def _adapt(self, step_id: int, rows: I32, counts: I32, accepted: I32) -> None:
         """Set the next number of drafts of each row, of whose ``counts`` drafts ``accepted`` were accepted."""

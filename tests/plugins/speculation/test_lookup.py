@@ -8,8 +8,8 @@ import pytest
 
 from minisgl.chapters.lab.grader.draft_texts import TEXTS, replay, steps_of, tokens_of
 from minisgl.core import EngineSpec
+from minisgl.plugins.speculation import DraftProposer
 from minisgl.plugins.speculation.lookup import Lookup, LookupProposer
-from minisgl.scheduler.base import DraftProposer
 from minisgl.testing.proposer import ProposerConformance, running_request
 
 

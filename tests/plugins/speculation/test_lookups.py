@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from minisgl.plugins.speculation import DraftProposer
 from minisgl.plugins.speculation.ngram import NgramProposer
 from minisgl.plugins.speculation.suffix import SuffixProposer
-from minisgl.scheduler import DraftProposer
 from minisgl.testing.proposer import running_request
 
 

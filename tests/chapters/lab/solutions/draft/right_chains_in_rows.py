@@ -4,7 +4,7 @@ from array import array
 from dataclasses import dataclass
 
 from minisgl import hookimpl
-from minisgl.scheduler.base import DraftProposer
+from minisgl.plugins.speculation import DraftProposer
 
 
 @dataclass

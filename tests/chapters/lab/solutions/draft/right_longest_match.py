@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from minisgl import hookimpl
-from minisgl.scheduler.base import DraftProposer
+from minisgl.plugins.speculation import DraftProposer
 
 
 @dataclass

@@ -6,26 +6,27 @@ drafts again from the tokens that it keeps of each request. Without it, every st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from minisgl.core import PENDING, Admission, Step, TokenMasks
+from minisgl.core import I32, PENDING, Admission, Step, StepResult, TokenMasks
 from minisgl.engine.model_runner import Forward, ModelRunner, StepRunner
-from minisgl.engine.sampler import PENALTY, SamplingInputs
+from minisgl.engine.sampler import PENALTY, SamplePlan, SamplingInputs
 from minisgl.engine.verification import Accepted
 from minisgl.plugins.kernels.ops.rounds import advance, next_drafts
 
-__all__ = ["Repeatable", "RoundsRunner", "history_bytes"]
+__all__ = ["Repeatable", "RoundsRunner", "new_history"]
 
 
-def history_bytes(max_seq_len: int) -> int:
-    """Return the bytes of device memory for the tokens that `RoundsRunner` keeps of a request-pool row."""
-    return 4 * (max_seq_len + 1)
+def new_history(max_running_requests: int, max_seq_len: int, device: torch.device) -> Tensor:
+    """Allocate the ``history`` of a `RoundsRunner`, with a row for each request-pool row and the scratch row."""
+    return torch.zeros((max_running_requests + 1, max_seq_len + 1), dtype=torch.int32, device=device)
 
 
 class Repeatable(Protocol):
@@ -40,16 +41,16 @@ class Repeatable(Protocol):
 
 
 class RoundsRunner:
-    """Wraps a runner of steps of one round. ``model_runner`` is the `ModelRunner` that it wraps or is."""
+    """Wraps a runner of steps of one round. ``model_runner`` is the `ModelRunner` that it wraps or is.
 
-    def __init__(self, runner: StepRunner, model_runner: ModelRunner):
+    ``history`` int32 [request-pool rows, positions] has the tokens of each request, from which later rounds draft.
+    """
+
+    def __init__(self, history: Tensor, runner: StepRunner, model_runner: ModelRunner):
         self.runner, self.model_runner = runner, model_runner
         self.start, self.forward, self.close = runner.start, runner.forward, runner.close
         self.warm_up_steps = runner.warm_up_steps
-        spec = model_runner.spec
-        shape = (spec.max_running_requests + 1, spec.max_seq_len + 1)
-        # [request-pool rows, positions]: the tokens of each request, from which later rounds draft.
-        self._history = torch.zeros(shape, dtype=torch.int32, device=model_runner.device)
+        self._history = history
 
     def begin(self, step: Step) -> None:
         """Apply the admissions and page-table updates of a step, and keep the tokens of newly admitted requests."""
@@ -127,3 +128,23 @@ class RoundsRunner:
             all_tokens.append(tensors["tokens"])
             lengths.append(tensors["accepted"])
         return {"tokens": torch.stack(all_tokens), "accepted": torch.stack(lengths)}
+
+    def read(self, step: Step, plan: SamplePlan | None, arrays: Mapping[str, npt.NDArray[Any]]) -> StepResult:
+        """Return the result of a step. ``arrays`` are the tensors that `sample` returned, on the host."""
+        if step.rounds == 1:
+            return self.runner.read(step, plan, arrays)
+        return _read_rounds(step, arrays["tokens"], arrays["accepted"].astype(np.int32))
+
+
+def _read_rounds(step: Step, tokens: npt.NDArray[Any], accepted: I32) -> StepResult:
+    """Return the result of a step of several rounds.
+
+    ``tokens`` [rounds, rows · w] has all sampled tokens, ``accepted`` int32 [rounds, rows] how many of each w count.
+    """
+    width = int(step.num_sampled_tokens[0])
+    runs = tokens.astype(np.int32).reshape(step.rounds, step.rows, width)
+    out = np.zeros((step.rows, step.rounds * width), np.int32)
+    for row in range(step.rows):
+        run = np.concatenate([runs[k, row, : accepted[k, row]] for k in range(step.rounds)])
+        out[row, : len(run)] = run
+    return StepResult(step.id, out, accepted.sum(0, dtype=np.int32), rounds=accepted)
