@@ -52,7 +52,6 @@ KERNEL_USERS = {
     "minisgl/distributed/group.py",
     "minisgl/engine/gumbel.py",
     "minisgl/engine/logits_processors.py",
-    "minisgl/engine/rounds.py",
     "minisgl/layers/__init__.py",
     "minisgl/layers/attention.py",
     "minisgl/layers/embedding.py",

@@ -19,6 +19,7 @@ from minisgl.engine.engine import TorchEngine
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.graph.replaying import inputs as replaying_inputs
+from minisgl.plugins.speculation import repeat
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.oracle import Oracle
 from minisgl.testing.ranks import leader_engine
@@ -250,18 +251,23 @@ def test_close_between_launch_and_sample(manager: PluginManager, path: Path) -> 
 
 def test_pool_leaves_room_for_state(manager: PluginManager, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pool is smaller by the bytes of the page table, and by all that sampling may allocate later."""
-    asked = []
-    available = kv_sizing._available_bytes
+    asked: list[Any] = []
+    available, new_history = kv_sizing._available_bytes, repeat.new_history
 
     def watched(config: Any, device: Any, reserved: int) -> tuple[int, str]:
         asked.append(reserved)
         return available(config, device, reserved)
 
+    def allocated(*args: Any) -> torch.Tensor:
+        asked.append(tuple((made := new_history(*args)).shape))
+        return made
+
     monkeypatch.setattr(kv_sizing, "_available_bytes", watched)
+    monkeypatch.setattr(repeat, "new_history", allocated)
     for rounds in (1, 2):
         words = ["num_pages=null", "max_seq_len=60", f"verification_rounds={rounds}"]
         with engine_of(manager, path, *words) as engine:
             assert engine.spec.vocab_size == VOCAB
     history, bias, last, page_table = 4 * VOCAB, 12 * 1024, 8, 4 * 15
     one = 9 * (history + bias + last + page_table + 4 * 9) + 4 * VOCAB
-    assert asked == [one, one + 9 * 4 * 61]  # later rounds need the tokens of each request
+    assert asked == [one, (9, 61), one]  # the tokens of each request, for later rounds, are allocated before

@@ -21,12 +21,12 @@ from minisgl import LLM, SamplingParams
 from minisgl.engine.build import build_engine
 from minisgl.engine.engine import TorchEngine
 from minisgl.engine.followers import start_engine
-from minisgl.plugins.speculation.rounds.runner import RoundsRunner
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.graph.replaying import inputs as replaying_inputs
 from minisgl.plugins.kernels.ops import rounds
 from minisgl.plugins.kernels.ops.triton import rounds as triton_rounds
+from minisgl.plugins.speculation.repeat import RoundsRunner
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.steps import RowSpec, StepWriter
 from minisgl.testing.verification import check_rounds, decode_one_by_one, follow, run_step

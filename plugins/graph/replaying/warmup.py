@@ -90,7 +90,7 @@ class WarmedRunner:
     def __init__(self, runner: ModelRunner):
         self.runner = runner
         self.start, self.begin, self.forward = runner.start, runner.begin, runner.forward
-        self.sample, self.close = runner.sample, runner.close
+        self.sample, self.read, self.close = runner.sample, runner.read, runner.close
 
     def warm_up_steps(self, max_tokens: int, *, drafting: bool, rounds: int) -> Iterable[Step]:
         """Return steps of all kinds on a GPU."""

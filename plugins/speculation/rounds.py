@@ -19,6 +19,6 @@ if TYPE_CHECKING:
 def minisgl_wrap_runner(config: Config, max_seq_len: int, device: torch.device) -> Any:
     if config.verification_rounds == 1:
         return None
-    from minisgl.plugins.speculation.rounds.runner import RoundsRunner, new_history
+    from minisgl.plugins.speculation.repeat import RoundsRunner, new_history
 
     return partial(RoundsRunner, new_history(config.max_running_requests, max_seq_len, device))
