@@ -46,14 +46,12 @@ ENTRIES = {
 """Modules that may import a module of a higher layer, and what they import."""
 
 KERNEL_USERS = {
-    "minisgl/attention/__init__.py",
     "minisgl/bench/kernels.py",
     "minisgl/bench/tiles.py",
     "minisgl/distributed/group.py",
     "minisgl/engine/gumbel.py",
     "minisgl/engine/logits_processors.py",
     "minisgl/layers/__init__.py",
-    "minisgl/layers/attention.py",
     "minisgl/layers/embedding.py",
     "minisgl/layers/fp8.py",
     "minisgl/layers/linear.py",

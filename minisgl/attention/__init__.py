@@ -1,42 +1,26 @@
-"""Interface of attention backends and the data that it passes. Backends are plugins; this module knows none of them.
+"""Attention between the projections of a layer: QK-norm, RoPE, the KV store, and attention over KV pages.
 
-Implementations are in `plugins/attention/`: `torch.py`, `triton.py`, `flashinfer.py`, `flash_attn.py`, `trtllm.py` …
-
-A backend does not store KV. The attention layer stores KV before it calls the backend, so that QK-norm, RoPE and the
-store can be one kernel launch. ``plan`` runs once per step on the compute stream, never inside a graph.
+`AttentionBackend` computes the first three in plain torch. Backends are plugins, which compute the last one, and which
+may fuse it with the others: `plugins/attention/` has `paged.py`, `torch.py`, `triton.py`, `flashinfer.py` … This module
+knows none of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
 
 from minisgl.core import I32
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from minisgl.kvcache.pool import KVPool
-    from minisgl.plugins.kernels.ops.fp8 import QuantizedRows
-    from minisgl.plugins.kernels.ops.rope import QKNorm
 
-__all__ = [
-    "MAX_PROJECTED_ROWS",
-    "AttentionBackend",
-    "AttnBatch",
-    "AttnNeeds",
-    "GraphKey",
-    "LayerSpec",
-    "ProjectedDecode",
-    "QuantizedAttention",
-    "projected_decode",
-    "quantized_attention",
-]
-
-MAX_PROJECTED_ROWS = 4
-"""The most rows of a step that is computed with `ProjectedDecode`. With more rows it was not faster on an H200."""
+__all__ = ["AttentionBackend", "AttnBatch", "AttnNeeds", "GraphKey", "LayerSpec", "QKNorm", "rotate"]
 
 
 class GraphKey(NamedTuple):
@@ -70,6 +54,10 @@ class AttnNeeds:
     graph: bool = False  # whether a decode step with this backend can be recorded in a graph and replayed
     shared_prefix: bool = False  # whether decode uses AttnBatch.shared_prefix_len to read a common prefix only once
     device_lengths: bool = False  # whether a recorded decode step may change AttnBatch.seq_lens without a new plan
+    fused_rows: int = (
+        0  # up to this number of decode rows, `attend` may read and store KV in one launch: no row of such
+    )
+    # a step reads what another one stores, so all rows must be of different requests
     refuse: str = ""  # why the backend cannot run on this machine; "": it can
 
 
@@ -93,8 +81,7 @@ class AttnBatch:
     The other rows have any number of query tokens, at least one: first the rows that verify draft tokens, then prefill
     chunks. Backends compute both alike. The queries of row r are the last ``cu_seqlens_q[r+1] - cu_seqlens_q[r]``
     positions of its ``seq_lens[r]`` positions. The KV of all these positions is in the pages listed in
-    ``page_table[req_pool_indices[r]]``. The attention layer stores the KV of the query tokens before it calls
-    ``forward``.
+    ``page_table[req_pool_indices[r]]``. `AttentionBackend.attend` stores the KV of the query tokens.
     """
 
     num_decode: int
@@ -124,87 +111,95 @@ class AttnBatch:
         )
 
 
-class AttentionBackend(Protocol):
-    """Attention over KV pages. One object serves all layers of one engine."""
+class QKNorm(NamedTuple):
+    """The weights and epsilon of the RMSNorm of each query and key head before RoPE; q and k are [head_dim]."""
+
+    q: Tensor
+    k: Tensor
+    eps: float
+
+
+class AttentionBackend:
+    """The base of attention backends. One object serves all layers of one engine.
+
+    A backend defines `needs`, `plan` and `forward`. It may also override `norm_rope_store`, or `attend` as a whole, to
+    compute the same with fewer launches.
+    """
+
+    pool: KVPool
 
     def needs(self) -> AttnNeeds:
         """Return the backend's requirements. The engine calls it first, before the KV pool exists."""
+        raise NotImplementedError
 
     def bind(self, pool: KVPool, layers: Sequence[LayerSpec], keys: Sequence[GraphKey]) -> None:
-        """Store the KV pool and the layers. ``keys`` are the decode buckets that the graph runner will record.
+        """Store the KV pool as ``self.pool``. ``keys`` are the decode buckets that the graph runner will record.
 
         The engine calls it once, after ``needs`` and before the first ``plan``. Raises `ConfigError` for layers that
         the backend cannot compute.
         """
+        self.pool = pool
 
     def plan(self, batch: AttnBatch) -> None:
-        """Prepare the step: compute everything that is the same in all layers. Called once per step."""
+        """Prepare the step: compute everything that is the same in all layers. Called once per step.
+
+        It runs on the compute stream, and never inside a graph.
+        """
+        raise NotImplementedError
+
+    def attend(
+        self, layer: LayerSpec, qkv: Tensor, norm: QKNorm | None, cos_sin: Tensor, out_cache_loc: Tensor
+    ) -> Tensor:
+        """Compute attention of one layer from the result of its QKV projection; returns [tokens, q_heads·head_dim].
+
+        The arguments are those of `norm_rope_store`.
+        """
+        q = self.norm_rope_store(layer, qkv, norm, cos_sin, out_cache_loc)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        self.forward(layer, q, out)
+        return out.flatten(1)
+
+    def norm_rope_store(
+        self, layer: LayerSpec, qkv: Tensor, norm: QKNorm | None, cos_sin: Tensor, out_cache_loc: Tensor
+    ) -> Tensor:
+        """Normalise and rotate queries and keys, store keys and values in the pool, and return the queries.
+
+        qkv [tokens, (q_heads + 2·kv_heads)·head_dim]; cos_sin [tokens, head_dim] float32; out_cache_loc [tokens] is the
+        KV location of each token, page·page_size + offset. ``norm`` None: the model has no QK-norm. Returns [tokens,
+        q_heads, head_dim].
+        """
+        # 1. One token's heads: its queries, then its keys, then its values.
+        sizes = (layer.q_heads, layer.kv_heads, layer.kv_heads)
+        q, k, v = qkv.view(len(qkv), sum(sizes), layer.head_dim).split(sizes, dim=1)
+        # 2. Normalise each head of queries and keys alone (Qwen3).
+        if norm is not None:
+            rms_norm = torch.nn.functional.rms_norm
+            q, k = rms_norm(q, norm.q.shape, norm.q, norm.eps), rms_norm(k, norm.k.shape, norm.k, norm.eps)
+        # 3. Rotate both by the angles of the token's position. Keys are stored rotated: their positions never change.
+        q, k = rotate(q, cos_sin), rotate(k, cos_sin)
+        # 4. From here on, attention finds this token's key and value through the page table.
+        self.pool.store(layer.index, k, v, out_cache_loc)
+        return q
 
     def forward(self, layer: LayerSpec, q: Tensor, out: Tensor) -> Tensor:
         """Compute attention of ``q`` for one layer, write it to ``out`` and return ``out``.
 
         ``q`` and ``out`` are [tokens, q_heads, head_dim]. The KV of this layer's tokens has been stored already.
         """
+        raise NotImplementedError
 
 
-@runtime_checkable
-class ProjectedDecode(Protocol):
-    """An optional ability of a backend: decode attention from the result of the QKV projection.
+def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
+    """Apply RoPE to x [tokens, heads, head_dim]; cos_sin [tokens, head_dim] is float32, cosines first.
 
-    QK-norm, RoPE, the KV store and attention are then one call, which can be one launch.
+    Dimension i is rotated together with dimension i + head_dim/2, as in Hugging Face's checkpoints. Su et al.,
+    RoFormer, 2021.
     """
-
-    def serves_projected(self, layer: LayerSpec, rows: int) -> bool:
-        """Return whether `forward_projected` can compute ``rows`` rows of the planned step in this layer.
-
-        It can only if all rows decode one token.
-        """
-        ...
-
-    def forward_projected(
-        self, layer: LayerSpec, qkv: Tensor, norm: QKNorm | None, cos_sin: Tensor, out_cache_loc: Tensor, out: Tensor
-    ) -> None:
-        """Store the rows' keys and values in the pool, and write their attention to ``out``.
-
-        ``qkv`` is [rows, (q_heads + 2·kv_heads)·head_dim], ``out`` [rows, q_heads, head_dim]. See
-        `minisgl.plugins.kernels.ops.rope.norm_rope_store` for the other arguments.
-        """
-        ...
-
-
-@runtime_checkable
-class QuantizedAttention(Protocol):
-    """An optional ability of a backend: the launch that writes the result also quantises it, for an FP8 product."""
-
-    def serves_quantized(self, layer: LayerSpec, rows: int) -> bool:
-        """Return whether `forward_quantized` can compute the ``rows`` rows of the planned step in this layer."""
-        ...
-
-    def forward_quantized(self, layer: LayerSpec, q: Tensor, out: QuantizedRows) -> None:
-        """Compute attention as `AttentionBackend.forward` does, and quantise the result into ``out``.
-
-        ``q`` is [rows, q_heads, head_dim], and ``out`` has q_heads·head_dim columns. The result is rounded to q's dtype
-        before it is quantised.
-        """
-        ...
-
-
-def projected_decode(backend: Any) -> ProjectedDecode | None:
-    """Return ``backend``, or the backend that it wraps, if it has the ability `ProjectedDecode`, else None."""
-    found: ProjectedDecode | None = _with_ability(backend, ProjectedDecode)
-    return found
-
-
-def quantized_attention(backend: Any) -> QuantizedAttention | None:
-    """Return ``backend``, or the backend that it wraps, if it has the ability `QuantizedAttention`, else None."""
-    found: QuantizedAttention | None = _with_ability(backend, QuantizedAttention)
-    return found
-
-
-def _with_ability(backend: Any, ability: Any) -> Any:
-    """Return the first backend with the ability, or None. A wrapper has the wrapped one as attribute ``backend``."""
-    while not isinstance(backend, ability):
-        backend = getattr(backend, "backend", None)
-        if backend is None:
-            return None
-    return backend
+    cos, sin = cos_sin.unsqueeze(1).chunk(2, dim=-1)
+    wide = x.float()
+    x1, x2 = wide.chunk(2, dim=-1)
+    out = torch.empty_like(wide)
+    o1, o2 = out.chunk(2, dim=-1)
+    torch.mul(x1, cos, out=o1).addcmul_(x2, sin, value=-1)
+    torch.mul(x2, cos, out=o2).addcmul_(x1, sin)
+    return out.to(x.dtype)

@@ -158,20 +158,21 @@ def projections() -> Iterator[Case]:
 
 
 def ropes() -> Iterator[Case]:
+    from minisgl.attention import QKNorm
     from minisgl.kvcache.pool import KVPool
-    from minisgl.plugins.kernels.ops import rope
+    from minisgl.plugins.kernels.attention import references
     from minisgl.plugins.kernels.ops.cpp import rope as cpp
     from minisgl.plugins.kernels.ops.triton import rope as kernel
 
     q_heads, kv_heads, dim = 16, 8, 128
-    norm = rope.QKNorm(random(dim), random(dim), 1e-6)
+    norm = QKNorm(random(dim), random(dim), 1e-6)
     for tokens in (1, 64, 8192):
         qkv, cos_sin = random(tokens, (q_heads + 2 * kv_heads) * dim), random(tokens, dim, dtype=torch.float32)
         pool = KVPool(1, tokens // 16 + 2, 16, kv_heads, dim, BF16, torch.device("cuda"))
         out_cache_loc = torch.randperm((tokens // 16 + 2) * 16, device="cuda")[:tokens]
         args = (qkv, q_heads, kv_heads, norm, cos_sin, pool, 0, out_cache_loc)
         case = Case("norm_rope_store", f"{tokens} tokens, 16/8 heads", 2 * qkv.nbytes + cos_sin.nbytes)
-        case.versions["torch"] = partial(rope.norm_rope_store_torch, *args)
+        case.versions["torch"] = partial(references.norm_rope_store, *args)
         case.versions["triton"] = partial(kernel.norm_rope_store, *args)
         case.versions["CUDA C++"] = partial(cpp.norm_rope_store, *args)
         yield case

@@ -6,7 +6,6 @@ This module knows shapes, dtype and layout. The owner of each page is known to t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -37,9 +36,6 @@ class KVPool:
     ):
         self.num_pages, self.page_size = num_pages, page_size
         self.dtype, self.device, self.layout = dtype, device, layout
-        # What `minisgl.plugins.kernels.ops.rope.norm_rope_store` calls on a CPU instead of torch operations. Attention
-        # backends may set it in ``bind``.
-        self.norm_rope_store: Callable[..., Tensor] | None = None
         inner = (page_size, kv_heads) if layout == "NHD" else (kv_heads, page_size)
         self._memory = _zeros((2, layers, num_pages, *inner, head_dim), dtype, device)
         views = self._memory if layout == "NHD" else self._memory.transpose(3, 4)

@@ -1,27 +1,15 @@
-"""The self-attention of a decoder layer: QKV projection, QK-norm, RoPE, KV store, attention, output projection.
-
-The layer itself stores keys and values in ``ctx.pool``; the attention backend only reads them.
-"""
+"""The self-attention of a decoder layer: QKV projection, what the attention backend computes, output projection."""
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
 from torch import Tensor, nn
 
-from minisgl.attention import (
-    MAX_PROJECTED_ROWS,
-    LayerSpec,
-    ProjectedDecode,
-    QuantizedAttention,
-    projected_decode,
-    quantized_attention,
-)
+from minisgl.attention import LayerSpec, QKNorm
 from minisgl.layers.context import Context
 from minisgl.layers.linear import LinearQKVMerged, LinearRowParallel
 from minisgl.layers.norm import RMSNorm
-from minisgl.plugins.kernels.ops.fp8 import QuantizedRows
-from minisgl.plugins.kernels.ops.launch import in_pieces
-from minisgl.plugins.kernels.ops.rope import QKNorm, norm_rope_store
 
 
 class AttentionLayer(nn.Module):
@@ -71,22 +59,16 @@ class AttentionLayer(nn.Module):
         """Return whether `forward` takes ``rows`` tokens as `QuantizedRows`."""
         return self.qkv_proj.takes_quantized(rows)
 
-    def forward(
-        self, x: Tensor | QuantizedRows, cos_sin: Tensor, out_cache_loc: Tensor, logits_indices: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Any, cos_sin: Tensor, out_cache_loc: Tensor, logits_indices: Tensor | None = None) -> Tensor:
         """Compute attention of x [tokens, hidden]; returns a partial sum [tokens, hidden].
 
         cos_sin is [tokens, head_dim] float32; out_cache_loc [tokens] is each token's KV location. With
         ``logits_indices`` [m], only these tokens' outputs are projected and returned: [m, hidden].
         """
         qkv = self.qkv_proj(x)
-        own = type(self).attend is AttentionLayer.attend  # a subclass may compute something else in `attend`
-        quantizing = self.quantizing_backend(qkv) if own and logits_indices is None else None
-        if quantizing is not None:
-            rows = QuantizedRows.empty(qkv, self.spec.q_heads * self.spec.head_dim)
-            quantizing.forward_quantized(self.spec, self._queries(qkv, cos_sin, out_cache_loc), rows)
-            return self.o_proj(rows)  # type: ignore[no-any-return]
-        out = self.attend(qkv, cos_sin, out_cache_loc)
+        out = None if logits_indices is not None else self._attend_quantized(qkv, cos_sin, out_cache_loc)
+        if out is None:
+            out = self.attend(qkv, cos_sin, out_cache_loc)
         projected: Tensor = self.o_proj(out if logits_indices is None else out.index_select(0, logits_indices))
         return projected
 
@@ -97,39 +79,14 @@ class AttentionLayer(nn.Module):
         ``qkv`` [tokens, (q_heads + 2·kv_heads)·head_dim] is the result of the QKV projection. See `forward` for the
         other arguments.
         """
-        spec = self.spec
-        out = torch.empty((len(qkv), spec.q_heads, spec.head_dim), dtype=qkv.dtype, device=qkv.device)
-        projected_backend = self.projected_backend(qkv)
-        if projected_backend is not None:  # a few decode rows on a GPU: the next two calls as one
-            projected_backend.forward_projected(spec, qkv, self.norm, cos_sin, out_cache_loc, out)
-        else:
-            self.ctx.attention.forward(spec, self._queries(qkv, cos_sin, out_cache_loc), out)
-        return out.flatten(1)
+        return self.ctx.attention.attend(self.spec, qkv, self.norm, cos_sin, out_cache_loc)
 
-    def _queries(self, qkv: Tensor, cos_sin: Tensor, out_cache_loc: Tensor) -> Tensor:
-        """Compute QK-norm and RoPE, and store keys and values; returns the queries [tokens, q_heads, head_dim]."""
-        spec, pool = self.spec, self.ctx.pool
-        if pool is None:
-            raise RuntimeError("the engine must set Context.pool before the first forward")
-        return norm_rope_store(qkv, spec.q_heads, spec.kv_heads, self.norm, cos_sin, pool, spec.index, out_cache_loc)
+    def _attend_quantized(self, qkv: Tensor, cos_sin: Tensor, out_cache_loc: Tensor) -> Any:
+        """Compute what `attend` does as `QuantizedRows`, if ``o_proj`` takes them and the backend makes them.
 
-    def quantizing_backend(self, qkv: Tensor) -> QuantizedAttention | None:
-        """Return the attention backend if it can quantise all of qkv's rows for the output projection, or None."""
-        rows = len(qkv)
-        if not self.o_proj.takes_quantized(rows) or in_pieces() or self.projected_backend(qkv) is not None:
-            return None
-        backend = quantized_attention(self.ctx.attention)
-        return backend if backend is not None and backend.serves_quantized(self.spec, rows) else None
-
-    def projected_backend(self, x: Tensor) -> ProjectedDecode | None:
-        """Return the attention backend if it can compute x's rows from the result of the QKV projection, or None.
-
-        x [rows, any] must be in half precision, on a GPU with programmatic dependent launch. All rows must decode.
+        Return None if not. A subclass may compute something else in `attend`, so it has no such rows.
         """
-        if not x.is_cuda or len(x) > MAX_PROJECTED_ROWS or x.itemsize != 2 or in_pieces():
+        make = getattr(self.ctx.attention, "attend_quantized", None)
+        if make is None or type(self).attend is not AttentionLayer.attend or not self.o_proj.takes_quantized(len(qkv)):
             return None
-        from minisgl.plugins.kernels.ops.triton.early import starts_early
-
-        backend = projected_decode(self.ctx.attention)
-        served = backend is not None and starts_early(x) and backend.serves_projected(self.spec, len(x))
-        return backend if served else None
+        return make(self.spec, qkv, self.norm, cos_sin, out_cache_loc)

@@ -1,8 +1,8 @@
 """Rotary position embedding (RoPE): the table of cosines and sines of all positions, for six kinds of scaling.
 
-This module computes the table once, in float32. `minisgl.plugins.kernels.ops.rope` applies it to queries and keys.
-Pages of the prefix cache are shared by sequences of any length, so an angle may depend on the position only, not on the
-length of the sequence. The types "dynamic" and "longrope" obey this rule up to their original context length:
+This module computes the table once, in float32. `minisgl.attention.rotate` applies it to queries and keys. Pages of the
+prefix cache are shared by sequences of any length, so an angle may depend on the position only, not on the length of
+the sequence. The types "dynamic" and "longrope" obey this rule up to their original context length:
 `minisgl.models.config.ModelConfig.max_len` is not longer.
 """
 

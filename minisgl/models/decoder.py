@@ -183,9 +183,8 @@ class Decoder(nn.Module):
         x: Tensor = self.embed_tokens(input_ids)
         cos_sin, out_cache_loc = self.rope(positions), out_cache_loc.long()
         if logits_indices is None:  # on a GPU, the same layers in fewer launches
-            backend = few_rows.serves(self.layers, DecoderLayer, x)
-            if backend is not None:
-                x = self.norm(few_rows.forward(self.layers, backend, x, cos_sin, out_cache_loc))[0]
+            if few_rows.serves(self.layers, DecoderLayer, x):
+                x = self.norm(few_rows.forward(self.layers, x, cos_sin, out_cache_loc))[0]
                 return x
             if fused_layers.serves(self.layers, DecoderLayer, x):
                 x = self.norm(fused_layers.forward(self.layers, x, cos_sin, out_cache_loc))[0]

@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
-from minisgl.attention import ProjectedDecode
 from minisgl.layers import (
     GatedMLP,
     LinearColParallelMerged,
@@ -25,29 +23,30 @@ from minisgl.layers import (
 )
 from minisgl.layers.attention import AttentionLayer
 from minisgl.moe import RoutedDecode
+from minisgl.plugins.kernels.ops.launch import in_pieces
 
 if TYPE_CHECKING:
     from minisgl.models.decoder import DecoderLayer
 
 MAX_ROWS = 4
-"""The most rows for which `forward` was faster than the layers' own code on an H200: see docs/benchmarks/h200.md.
-
-At most `minisgl.attention.MAX_PROJECTED_ROWS`.
-"""
+"""The most rows for which `forward` was faster than the layers' own code on an H200: see docs/benchmarks/h200.md."""
 
 
-def serves(layers: Iterable[Any], layer_type: type, x: Tensor) -> ProjectedDecode | None:
-    """Return the attention backend with which `forward` can compute ``layers`` of x [rows, hidden], or None.
+def serves(layers: Iterable[Any], layer_type: type, x: Tensor) -> bool:
+    """Return whether `forward` can compute ``layers`` of x [rows, hidden].
 
     The layers must be of ``layer_type``, which is `DecoderLayer`, not of a subclass. There must be one GPU, at most
-    `MAX_ROWS` rows, and every layer's attention must have a `projected_backend` for them.
+    `MAX_ROWS` rows, and an attention backend that computes them from the result of the QKV projection.
     """
-    if not x.is_cuda or len(x) > MAX_ROWS:
-        return None
-    if not all(type(layer) is layer_type and _serves_layer(layer, x) for layer in layers):
-        return None
-    backends = [layer.self_attn.projected_backend(x) for layer in layers]
-    return None if None in backends else backends[0]
+    if not x.is_cuda or len(x) > MAX_ROWS or in_pieces():
+        return False
+    return all(type(layer) is layer_type and _serves_layer(layer, x) and fuses(layer, x) for layer in layers)
+
+
+def fuses(layer: Any, x: Tensor) -> bool:
+    """Return whether the attention of x [rows, hidden] in this layer is one launch, and one that merges splits."""
+    ability = getattr(layer.self_attn.ctx.attention, "fuses", None)
+    return ability is not None and bool(ability(layer.self_attn.spec, x))
 
 
 def _serves_layer(layer: Any, x: Tensor) -> bool:
@@ -83,31 +82,26 @@ def is_usual(layer: Any) -> bool:
     return all(type(module) is kind for module, kind in own)
 
 
-def forward(
-    layers: Iterable[Any], backend: ProjectedDecode, x: Tensor, cos_sin: Tensor, out_cache_loc: Tensor
-) -> Tensor:
+def forward(layers: Iterable[Any], x: Tensor, cos_sin: Tensor, out_cache_loc: Tensor) -> Tensor:
     """Compute all ``layers`` of x [rows, hidden], the embedded tokens; returns the residual stream [rows, hidden].
 
-    ``backend`` is the result of `serves`. cos_sin is [rows, head_dim] float32, and out_cache_loc [rows].
+    The attention backend must have been planned for these rows. cos_sin is [rows, head_dim] float32, and out_cache_loc
+    [rows].
     """
     for layer in layers:
-        x = _attention(layer, backend, x, cos_sin, out_cache_loc)
+        x = _attention(layer, x, cos_sin, out_cache_loc)
         x = _mlp(layer, x)
     return x
 
 
-def _attention(
-    layer: DecoderLayer, backend: ProjectedDecode, x: Tensor, cos_sin: Tensor, out_cache_loc: Tensor
-) -> Tensor:
+def _attention(layer: DecoderLayer, x: Tensor, cos_sin: Tensor, out_cache_loc: Tensor) -> Tensor:
     """Return x + the layer's attention of the residual stream x: the launches 1 to 4."""
     from minisgl.plugins.kernels.ops.triton.decode_layer import projection
 
     attention, norm = layer.self_attn, layer.input_layernorm
-    spec, qkv_proj, o_proj = attention.spec, attention.qkv_proj, attention.o_proj
+    qkv_proj, o_proj = attention.qkv_proj, attention.o_proj
     qkv = projection(x, qkv_proj.weight, qkv_proj.bias, norm.weight, norm.eps)
-    heads = torch.empty((len(x), spec.q_heads, spec.head_dim), dtype=x.dtype, device=x.device)
-    backend.forward_projected(spec, qkv, attention.norm, cos_sin, out_cache_loc, heads)
-    return projection(heads.flatten(1), o_proj.weight, o_proj.bias, residual=x)
+    return projection(attention.attend(qkv, cos_sin, out_cache_loc), o_proj.weight, o_proj.bias, residual=x)
 
 
 def _mlp(layer: DecoderLayer, x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ with `minisgl.layers` and `minisgl.plugins.kernels.ops`. tests/models/test_plain
 compares them. Where the parts are in the engine's code:
 
 - projections: `minisgl.layers.linear`; attention as a layer: `minisgl.layers.attention`; MLP: `minisgl.layers.mlp`
-- QK-norm, RoPE and KV store, fused into one kernel: `minisgl.plugins.kernels.ops.rope`
+- QK-norm, RoPE and KV store, as a method: `minisgl.attention.AttentionBackend.norm_rope_store`
 - RMSNorm, fused with the addition of the residual: `minisgl.layers.norm`, `minisgl.plugins.kernels.ops.norm`
 - attention over pages: a plugin behind the interface `minisgl.attention.AttentionBackend`
 """

@@ -42,7 +42,7 @@ from minisgl.plugin_manager.discovery import (
 from minisgl.plugin_manager.early import early_functions
 from minisgl.plugin_manager.failures import PluginError, described, mark
 from minisgl.plugin_manager.observer_metrics import ObserverMetrics
-from minisgl.plugin_manager.renamed import ADDED_METHODS, FACTORY_HOOKS
+from minisgl.plugin_manager.renamed import ADDED_ARGUMENTS, ADDED_METHODS, FACTORY_HOOKS
 from minisgl.utils.lazy import lazy
 
 if TYPE_CHECKING:
@@ -322,6 +322,13 @@ class PluginManager:
         methods, module, base = ADDED_METHODS.get(group, ((), "", ""))
         kind: type = type(made)
         label = f"{group}={name}"
+        for method, arguments in ADDED_ARGUMENTS.get(group, {}).items():
+            own = list(inspect.signature(getattr(made, method)).parameters) if hasattr(made, method) else arguments
+            if len(own) != len(arguments):
+                raise ConfigError(
+                    f"{label}: minisgl calls {kind.__name__}.{method}({', '.join(arguments)}) since 0.3, but yours "
+                    f"takes ({', '.join(own)}): give your method another name (docs/upgrade-0.3.md)."
+                )
         missing = [method for method in methods if not hasattr(kind, method)]
         if not missing:
             return

@@ -22,11 +22,15 @@ Plugins with these hooks still work, with a warning."""
 
 ADDED_METHODS = MappingProxyType(
     {
+        "attention": (("attend", "norm_rope_store"), "minisgl.attention", "AttentionBackend"),
         "graph": (("wrap", "wrap_attention"), "minisgl.plugins.graph.replaying", "BucketRunner"),
         "speculation": (("speculate",), "minisgl.plugins.speculation", "DraftProposer"),
     }
 )
-"""Group → methods that its parts have since 0.3, and the class of a plugin from which a part for 0.2 gets them."""
+"""Group → methods that its parts have since 0.3, and the class from which a part for 0.2 gets them."""
+
+ADDED_ARGUMENTS = MappingProxyType({"attention": {"attend": ("layer", "qkv", "norm", "cos_sin", "out_cache_loc")}})
+"""Group → method that its parts have since 0.3 → its arguments. A part for 0.2 may use the name for something else."""
 
 MOVED = MappingProxyType({"DraftProposer": "minisgl.plugins.speculation"})
 """Public names that moved in 0.3 → the module that has them now. They still work at their old place, with a warning."""

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from minisgl.attention import AttentionBackend, AttnBatch, AttnNeeds, GraphKey, LayerSpec
+from minisgl.attention import AttentionBackend, AttnNeeds, GraphKey, LayerSpec
 from minisgl.hooks import hookimpl
+from minisgl.plugins.kernels.attention import BackendWrapper
 from minisgl.plugins.kernels.ops.cpp.attention import HEAD_DIM_MULTIPLE
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Auto:
         return AutoBackend([(name, build_other(name)) for name in names])
 
 
-class AutoBackend:
+class AutoBackend(BackendWrapper):
     """Wrapper around candidate backends, best first. `bind` selects the first candidate that fits the pool and layers.
 
     ``backend`` is the selected candidate and ``chosen`` its name. The last candidate is selected if no other one fits.
@@ -45,16 +46,17 @@ class AutoBackend:
 
     def __init__(self, candidates: Sequence[tuple[str, AttentionBackend]]):
         self._candidates = candidates
-        self.chosen, self.backend = candidates[-1]
+        self.chosen, backend = candidates[-1]
+        super().__init__(backend)
 
     def needs(self) -> AttnNeeds:
-        """Return the needs of the last candidate, with the largest workspace of all candidates.
+        """Return the needs of the last candidate, with the largest workspace and ``fused_rows`` of all candidates.
 
         The last candidate is the fallback, so its requirements decide what the engine accepts.
         """
         needs = [backend.needs() for _, backend in self._candidates]
         last = needs[-1]
-        return replace(last, workspace=max(n.workspace for n in needs))
+        return replace(last, workspace=max(n.workspace for n in needs), fused_rows=max(n.fused_rows for n in needs))
 
     def bind(self, pool: KVPool, layers: Sequence[LayerSpec], keys: Sequence[GraphKey]) -> None:
         """Select the first candidate that fits, and bind it."""
@@ -62,15 +64,7 @@ class AutoBackend:
             if _fits(name, backend.needs(), pool, layers):
                 self.chosen, self.backend = name, backend
                 break
-        self.backend.bind(pool, layers, keys)
-
-    def plan(self, batch: AttnBatch) -> None:
-        """Plan the step on the selected backend."""
-        self.backend.plan(batch)
-
-    def forward(self, layer: LayerSpec, q: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Compute attention with the selected backend. ``q`` and ``out`` are [tokens, q_heads, head_dim]."""
-        return self.backend.forward(layer, q, out)
+        super().bind(pool, layers, keys)
 
 
 def _fits(name: str, needs: AttnNeeds, pool: KVPool, layers: Sequence[LayerSpec]) -> bool:

@@ -2,8 +2,8 @@
 
 The kernel is `plugins/kernels/ops/cpp/attention.cpp`, compiled at the first start on a machine. It computes decode
 rows, and rows of few query tokens such as the verification rows of speculative decoding. Longer prefill chunks are
-computed by another backend, because a matrix product is faster for many queries. The backend also gives the KV pool the
-compiled QK-norm, RoPE and KV store, which `minisgl.plugins.kernels.ops.rope.norm_rope_store` then calls.
+computed by another backend, because a matrix product is faster for many queries. QK-norm, RoPE and KV store are one
+call in C++.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from minisgl.attention import AttentionBackend, AttnBatch, AttnNeeds, GraphKey, LayerSpec
+from minisgl.attention import AttentionBackend, AttnBatch, AttnNeeds, GraphKey, LayerSpec, QKNorm
 from minisgl.config import ConfigError
 from minisgl.hooks import hookimpl
 from minisgl.plugins.kernels.ops.cpp import attention as kernel
@@ -42,7 +42,7 @@ class Cpp:
         return CppAttention(build_other(self.prefill), device, self.max_query_tokens)
 
 
-class CppAttention:
+class CppAttention(AttentionBackend):
     """Backend of attention=cpp; `minisgl.attention.AttentionBackend` documents the methods.
 
     ``prefill`` is the backend for rows of more than ``max_query_tokens`` query tokens.
@@ -88,9 +88,8 @@ class CppAttention:
                     f"the model's head_dim is {dim}; attention=cpp needs a multiple of {kernel.HEAD_DIM_MULTIPLE}. Use "
                     "attention=sparse (float32) or attention=torch."
                 )
+        super().bind(pool, layers, keys)
         self.prefill.bind(pool, layers, ())
-        self.pool = pool
-        pool.norm_rope_store = kernel.norm_rope_store
 
     def plan(self, batch: AttnBatch) -> None:
         """Divide the rows: those before the first long one are computed in C++, the others by the prefill backend."""
@@ -101,6 +100,18 @@ class CppAttention:
         self.tokens, self.has_prefill = int(batch.cu_seqlens_q_cpu[few]), few < rows
         if self.has_prefill:
             self.prefill.plan(batch.slice_rows(few, rows))
+
+    def norm_rope_store(
+        self,
+        layer: LayerSpec,
+        qkv: torch.Tensor,
+        norm: QKNorm | None,
+        cos_sin: torch.Tensor,
+        out_cache_loc: torch.Tensor,
+    ) -> torch.Tensor:
+        """Compute `AttentionBackend.norm_rope_store` in C++."""
+        heads = (layer.q_heads, layer.kv_heads)
+        return kernel.norm_rope_store(qkv, *heads, norm, cos_sin, self.pool, layer.index, out_cache_loc)
 
     @one_launch
     def forward(self, layer: LayerSpec, q: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from minisgl.attention import AttnBatch, AttnNeeds, GraphKey, LayerSpec
-from minisgl.attention.tables import PageTableRows
 from minisgl.config import ConfigError
 from minisgl.hooks import hookimpl
+from minisgl.plugins.kernels.attention import FusedStore
+from minisgl.plugins.kernels.attention.page_table_rows import PageTableRows
 
 if TYPE_CHECKING:
     from minisgl.kvcache.pool import KVPool
@@ -97,7 +98,7 @@ if TYPE_CHECKING:
     Kernel = Callable[[LayerSpec, torch.Tensor, torch.Tensor, torch.Tensor, Rows, torch.Tensor], None]
 
 
-class FlashAttention:
+class FlashAttention(FusedStore):
     """FlashAttention backend; `minisgl.attention.AttentionBackend` documents the methods.
 
     ``kernel`` calls the package of ``version``. It is None if ``refuse`` says why the package cannot run here.
@@ -126,7 +127,8 @@ class FlashAttention:
                 f"attention=flash_attn: FlashAttention {self.version} over pages supports head sizes "
                 f"{', '.join(map(str, sizes))}, but this model has {dim}. Use attention=triton."
             )
-        self._pool, self._kv_heads = pool, layers[0].kv_heads
+        super().bind(pool, layers, keys)
+        self._kv_heads = layers[0].kv_heads
         self._page_table_rows = PageTableRows(pool.page_size, keys)
         self._num_sms = 0  # multiprocessors to occupy by splitting KV (version 4); 0: its kernel cannot split here
         if self.device.type == "cuda" and torch.cuda.get_device_capability(self.device)[0] > 9:
@@ -170,7 +172,7 @@ class FlashAttention:
     def forward(self, layer: LayerSpec, q: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Compute the decode rows and the prefill chunks. ``q`` and ``out`` are [tokens, q_heads, head_dim]."""
         assert self._kernel is not None
-        k, v = self._pool.layer(layer.index)
+        k, v = self.pool.layer(layer.index)
         n = self._num_decode
         if self._decode is not None:
             self._kernel(layer, q[:n].unsqueeze(1), k, v, self._decode, out[:n].unsqueeze(1))

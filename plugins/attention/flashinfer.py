@@ -16,6 +16,7 @@ import torch
 from minisgl.attention import AttnBatch, AttnNeeds, GraphKey, LayerSpec
 from minisgl.core import I32
 from minisgl.hooks import hookimpl
+from minisgl.plugins.kernels.attention import FusedStore
 from minisgl.plugins.kernels.ops.indices import page_indices
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class FlashInfer:
         return FlashInferBackend(self, device)
 
 
-class FlashInferBackend:
+class FlashInferBackend(FusedStore):
     """FlashInfer backend; `minisgl.attention.AttentionBackend` documents the methods.
 
     It has one decode wrapper for eager steps, one decode wrapper for each graph bucket, and two prefill wrappers with
@@ -76,7 +77,8 @@ class FlashInferBackend:
                 "attention=flashinfer plans once for all layers, but this model's layers differ in window, soft cap or "
                 "scale: use attention=triton"
             )
-        self._pool, self._layer = pool, first
+        super().bind(pool, layers, keys)
+        self._layer = first
         group_size = first.q_heads // first.kv_heads
         self._tensor_cores = group_size >= 4 if self.config.tensor_cores is None else self.config.tensor_cores
         self._floats = torch.empty(self.config.workspace, dtype=torch.uint8, device=self.device)
@@ -99,12 +101,12 @@ class FlashInferBackend:
 
     def _load(self, wrapper: Any) -> None:
         """Run a prefill wrapper on one token, so that its kernel is compiled and loaded before the first request."""
-        layer, dtype = self._layer, self._pool.dtype
+        layer, dtype = self._layer, self.pool.dtype
         one = torch.ones(1, dtype=torch.int32)
         starts, page = torch.arange(2, dtype=torch.int32), torch.zeros(1, dtype=torch.int32, device=self.device)
         self._plan_prefill(wrapper, starts, (starts, page, one))
         q = torch.zeros(1, layer.q_heads, layer.head_dim, dtype=dtype, device=self.device)
-        wrapper.run(q, self._pool.layer(layer.index), out=torch.empty_like(q))
+        wrapper.run(q, self.pool.layer(layer.index), out=torch.empty_like(q))
 
     def _graph_wrapper(self, key: GraphKey, columns: int) -> Any:
         """Build the decode wrapper of a graph bucket, with static buffers. All buckets share the page-number buffer.
@@ -161,10 +163,10 @@ class FlashInferBackend:
 
     def _shape(self) -> tuple[int, int, int, int]:
         """Return query heads, KV heads, head size and page size, in the order of FlashInfer's ``plan``."""
-        return self._layer.q_heads, self._layer.kv_heads, self._layer.head_dim, self._pool.page_size
+        return self._layer.q_heads, self._layer.kv_heads, self._layer.head_dim, self.pool.page_size
 
     def _options(self) -> dict[str, Any]:
-        layer, dtype = self._layer, self._pool.dtype
+        layer, dtype = self._layer, self.pool.dtype
         return {
             "window_left": layer.window - 1 if layer.window > 0 else -1,
             "logits_soft_cap": layer.soft_cap or None,
@@ -179,7 +181,7 @@ class FlashInferBackend:
         The result is: offsets of each row's pages (indptr) on the host, page numbers on the device, and the number of
         tokens in each row's last page on the host. All are int32.
         """
-        size = self._pool.page_size
+        size = self.pool.page_size
         lengths = torch.from_numpy(batch.seq_lens_cpu[first:last])
         counts = (lengths + (size - 1)) // size
         indptr = torch.zeros(len(counts) + 1, dtype=torch.int32)
@@ -192,7 +194,7 @@ class FlashInferBackend:
 
     def forward(self, layer: LayerSpec, q: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Compute the decode rows and the prefill chunks. ``q`` and ``out`` are [tokens, q_heads, head_dim]."""
-        kv, n = self._pool.layer(layer.index), self._num_decode
+        kv, n = self.pool.layer(layer.index), self._num_decode
         if n:
             self._decode.run(q[:n], kv, out=out[:n])
         if self._num_extend:

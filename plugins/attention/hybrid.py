@@ -11,21 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from minisgl.attention import (
-    AttentionBackend,
-    AttnBatch,
-    AttnNeeds,
-    GraphKey,
-    LayerSpec,
-    projected_decode,
-    quantized_attention,
-)
+from minisgl.attention import AttentionBackend, AttnBatch, AttnNeeds, GraphKey, LayerSpec, QKNorm
 from minisgl.hooks import hookimpl
+from minisgl.plugins.kernels.attention import attend_quantized, fuses
 
 if TYPE_CHECKING:
     from minisgl.kvcache.pool import KVPool
     from minisgl.plugins.kernels.ops.fp8 import QuantizedRows
-    from minisgl.plugins.kernels.ops.rope import QKNorm
 
 
 @dataclass
@@ -44,7 +36,7 @@ class Hybrid:
         return HybridBackend(build_other(self.prefill), build_other(self.decode))
 
 
-class HybridBackend:
+class HybridBackend(AttentionBackend):
     """Backend that passes the prefill chunks of every step to one backend and the decode rows to another one."""
 
     def __init__(self, prefill: AttentionBackend, decode: AttentionBackend):
@@ -73,11 +65,13 @@ class HybridBackend:
             graph=decode.graph,
             shared_prefix=decode.shared_prefix,
             device_lengths=decode.device_lengths,
+            fused_rows=decode.fused_rows,
             refuse=refuse,
         )
 
     def bind(self, pool: KVPool, layers: Sequence[LayerSpec], keys: Sequence[GraphKey]) -> None:
         """Bind both backends. Only the decode backend gets the graph buckets, because graphs record decode steps."""
+        super().bind(pool, layers, keys)
         self.prefill.bind(pool, layers, ())
         self.decode.bind(pool, layers, keys)
 
@@ -92,45 +86,62 @@ class HybridBackend:
             self.decode.plan(batch.slice_rows(0, n))
             self.prefill.plan(batch.slice_rows(n, rows))
 
-    def forward(self, layer: LayerSpec, q: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Compute each part of the step with its backend. ``q`` and ``out`` are [tokens, q_heads, head_dim]."""
-        n = self._num_decode
-        if n == self._rows:
-            return self.decode.forward(layer, q, out)
-        if n:
-            self.decode.forward(layer, q[:n], out[:n])
-        self.prefill.forward(layer, q[n:], out[n:])
-        return out
-
-    def serves_projected(self, layer: LayerSpec, rows: int) -> bool:
-        """Return whether the step has only decode rows and the decode backend can compute them: `ProjectedDecode`."""
-        projected = projected_decode(self.decode)
-        return self._num_decode == self._rows and projected is not None and projected.serves_projected(layer, rows)
-
-    def forward_projected(
+    def attend(
         self,
         layer: LayerSpec,
         qkv: torch.Tensor,
         norm: QKNorm | None,
         cos_sin: torch.Tensor,
         out_cache_loc: torch.Tensor,
-        out: torch.Tensor,
-    ) -> None:
-        """Compute the step with the decode backend: see `ProjectedDecode.forward_projected`."""
-        projected = projected_decode(self.decode)
-        assert projected is not None
-        projected.forward_projected(layer, qkv, norm, cos_sin, out_cache_loc, out)
+    ) -> torch.Tensor:
+        """Compute a step of one kind with the backend for it, and a mixed step in two parts."""
+        only = self._only()
+        if only is None:
+            return super().attend(layer, qkv, norm, cos_sin, out_cache_loc)
+        return only.attend(layer, qkv, norm, cos_sin, out_cache_loc)
 
-    def serves_quantized(self, layer: LayerSpec, rows: int) -> bool:
-        """Return whether the step has only decode rows and the decode backend quantises them: `QuantizedAttention`."""
-        quantizing = quantized_attention(self.decode)
-        return self._num_decode == self._rows and quantizing is not None and quantizing.serves_quantized(layer, rows)
+    def norm_rope_store(
+        self,
+        layer: LayerSpec,
+        qkv: torch.Tensor,
+        norm: QKNorm | None,
+        cos_sin: torch.Tensor,
+        out_cache_loc: torch.Tensor,
+    ) -> torch.Tensor:
+        """Compute the queries, and store keys and values, as the decode backend does."""
+        return self.decode.norm_rope_store(layer, qkv, norm, cos_sin, out_cache_loc)
 
-    def forward_quantized(self, layer: LayerSpec, q: torch.Tensor, out: QuantizedRows) -> None:
-        """Compute the step with the decode backend: see `QuantizedAttention.forward_quantized`."""
-        quantizing = quantized_attention(self.decode)
-        assert quantizing is not None
-        quantizing.forward_quantized(layer, q, out)
+    def forward(self, layer: LayerSpec, q: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Compute each part of the step with its backend. ``q`` and ``out`` are [tokens, q_heads, head_dim]."""
+        n = self._num_decode
+        if n:
+            self.decode.forward(layer, q[:n], out[:n])
+        if n < self._rows:
+            self.prefill.forward(layer, q[n:], out[n:])
+        return out
+
+    def _only(self) -> AttentionBackend | None:
+        """Return the backend that computes all rows of the planned step, or None."""
+        if self._num_decode == self._rows:
+            return self.decode
+        return self.prefill if self._num_decode == 0 else None
+
+    def fuses(self, layer: LayerSpec, qkv: torch.Tensor) -> bool:
+        """Return whether the step's only backend fuses it: see `minisgl.plugins.kernels.attention`."""
+        only = self._only()
+        return only is not None and fuses(only, layer, qkv)
+
+    def attend_quantized(
+        self,
+        layer: LayerSpec,
+        qkv: torch.Tensor,
+        norm: QKNorm | None,
+        cos_sin: torch.Tensor,
+        out_cache_loc: torch.Tensor,
+    ) -> QuantizedRows | None:
+        """Compute the step with its only backend: see `minisgl.plugins.kernels.attention`."""
+        only = self._only()
+        return None if only is None else attend_quantized(only, layer, qkv, norm, cos_sin, out_cache_loc)
 
 
 def _intersection(a: Any, b: Any) -> Any:

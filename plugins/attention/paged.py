@@ -7,17 +7,14 @@ and for many rows at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from minisgl.attention import AttnBatch, AttnNeeds, GraphKey, LayerSpec
+from minisgl.attention import AttentionBackend, AttnBatch, AttnNeeds, LayerSpec
 from minisgl.hooks import hookimpl
-
-if TYPE_CHECKING:
-    from minisgl.kvcache.pool import KVPool
 
 
 @dataclass
@@ -36,7 +33,7 @@ class Row(NamedTuple):
     kv_locations: torch.Tensor  # [length] int64: page · page_size + offset in the KV pool of positions 0, 1, …
 
 
-class PagedAttention:
+class PagedAttention(AttentionBackend):
     """Backend of attention=paged; `minisgl.attention.AttentionBackend` documents the methods.
 
     ``positions_read`` counts the positions whose keys and values were gathered, summed over all layers.
@@ -50,9 +47,6 @@ class PagedAttention:
 
     def needs(self) -> AttnNeeds:
         return AttnNeeds()
-
-    def bind(self, pool: KVPool, layers: Sequence[LayerSpec], keys: Sequence[GraphKey]) -> None:
-        self.pool = pool
 
     def plan(self, batch: AttnBatch) -> None:
         """Compute the KV locations of each row, which are the same in all layers."""
@@ -73,7 +67,7 @@ class PagedAttention:
         for row in self.rows:
             k, v = self.gather(layer, row)
             self.positions_read += len(k)
-            out[row.first : row.last] = self.attend(layer, q[row.first : row.last], k, v)
+            out[row.first : row.last] = self.attend_row(layer, q[row.first : row.last], k, v)
         return out
 
     # lab: paged.gather
@@ -117,7 +111,7 @@ class PagedAttention:
     # lab: end
 
     # lab: paged.attend
-    def attend(self, layer: LayerSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend_row(self, layer: LayerSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Compute attention of q [queries, q_heads, head_dim] over k, v [length, kv_heads, head_dim].
 
         The result has the shape of q and any floating-point dtype. The arguments must not change; q need not be

@@ -61,7 +61,7 @@ class Plan(NamedTuple):
     groups: list[Group]
 
 
-class SparseAttention:
+class SparseAttention(AttentionBackend):
     """Backend of attention=sparse; `minisgl.attention.AttentionBackend` documents the methods.
 
     ``prefill`` is the backend for prefill chunks.
@@ -86,6 +86,7 @@ class SparseAttention:
         )
 
     def bind(self, pool: KVPool, layers: Sequence[LayerSpec], keys: Sequence[GraphKey]) -> None:
+        super().bind(pool, layers, keys)
         self.prefill.bind(pool, layers, ())
         self.page_size = pool.page_size
         self.heads = {layer.window: (layer.q_heads, layer.kv_heads) for layer in layers}

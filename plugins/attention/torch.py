@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from minisgl.attention import AttentionBackend, AttnBatch, AttnNeeds, GraphKey, LayerSpec
+from minisgl.attention import AttentionBackend, AttnBatch, AttnNeeds, GraphKey, LayerSpec, QKNorm
 from minisgl.hooks import hookimpl
 from minisgl.plugins.kernels.ops.launch import one_launch
 
@@ -51,7 +51,7 @@ class Plan(NamedTuple):
     order: torch.Tensor  # [tokens] indices into q in the order in which the groups compute them
 
 
-class TorchAttention:
+class TorchAttention(AttentionBackend):
     """Backend of attention=torch; `minisgl.attention.AttentionBackend` documents the methods."""
 
     def __init__(self, config: Torch, device: torch.device):
@@ -65,7 +65,7 @@ class TorchAttention:
         return AttnNeeds(graph=self.device.type == "cpu")
 
     def bind(self, pool: KVPool, layers: Sequence[LayerSpec], keys: Sequence[GraphKey]) -> None:
-        self.pool = pool
+        super().bind(pool, layers, keys)
         self.windows = sorted({layer.window for layer in layers})
         self.page_bytes = pool.page_bytes(1, pool.page_size, layers[0].kv_heads, layers[0].head_dim, pool.dtype)
         # Buffers for gathered keys and values, reused by all calls: on a CPU, allocating new memory costs as much time
@@ -156,6 +156,21 @@ class TorchAttention:
             ranges.append((a, b))
             a = b
         return ranges
+
+    def norm_rope_store(
+        self,
+        layer: LayerSpec,
+        qkv: torch.Tensor,
+        norm: QKNorm | None,
+        cos_sin: torch.Tensor,
+        out_cache_loc: torch.Tensor,
+    ) -> torch.Tensor:
+        """Compute `AttentionBackend.norm_rope_store`: on a GPU in one launch."""
+        if not qkv.is_cuda:
+            return super().norm_rope_store(layer, qkv, norm, cos_sin, out_cache_loc)
+        from minisgl.plugins.kernels.attention import fused_store
+
+        return fused_store(self.pool, layer, qkv, norm, cos_sin, out_cache_loc)
 
     @one_launch
     def forward(self, layer: LayerSpec, q: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

@@ -13,16 +13,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from minisgl.attention import AttentionBackend, AttnBatch, AttnNeeds, GraphKey, LayerSpec
+from minisgl.attention import AttentionBackend, AttnBatch, AttnNeeds, GraphKey, LayerSpec, QKNorm
 from minisgl.core import I32
 from minisgl.hooks import hookimpl
+from minisgl.plugins.kernels.attention import FusedStore
+from minisgl.plugins.kernels.ops.fp8 import QuantizedRows
 from minisgl.plugins.kernels.ops.launch import one_launch
 
 if TYPE_CHECKING:
     from minisgl.kvcache.pool import KVPool
     from minisgl.plugins.kernels.ops.fp8 import QuantizedRows
-    from minisgl.plugins.kernels.ops.rope import QKNorm
     from minisgl.plugins.kernels.ops.triton.attention import Heads, Tile
+
+FUSED_ROWS = 4
+"""The most decode rows that `TritonAttention.attend` computes from the result of the QKV projection in one launch, and
+one for the merge of its splits. With more rows it was not faster on an H200."""
 
 
 @dataclass
@@ -84,7 +89,7 @@ class DecodeOrder:
         return self._order[:n]
 
 
-class TritonAttention:
+class TritonAttention(FusedStore):
     """Backend of attention=triton; `minisgl.attention.AttentionBackend` documents the methods."""
 
     def __init__(self, config: Triton, device: torch.device):
@@ -109,10 +114,14 @@ class TritonAttention:
             dtypes += (torch.bfloat16,)  # excluded under Triton's interpreter, where tl.dot is wrong for bfloat16
             if self.device.type != "cuda":
                 refuse = "it needs a CUDA device. On a CPU use attention=torch (or TRITON_INTERPRET=1, which is slow)."
-        return AttnNeeds(kv_dtypes=dtypes, graph=True, shared_prefix=True, device_lengths=True, refuse=refuse)
+        return AttnNeeds(
+            kv_dtypes=dtypes, graph=True, shared_prefix=True, device_lengths=True, fused_rows=FUSED_ROWS, refuse=refuse
+        )
 
     def bind(self, pool: KVPool, layers: Sequence[LayerSpec], keys: Sequence[GraphKey]) -> None:
-        self.pool = pool
+        from minisgl.plugins.kernels.ops.triton.early import starts_early
+
+        super().bind(pool, layers, keys)
         self.layers = {
             layer.index: self.kernels.Heads(
                 layer.q_heads, layer.kv_heads, layer.head_dim, layer.scale, layer.window, layer.soft_cap
@@ -124,6 +133,9 @@ class TritonAttention:
         size = max(4 * self.programs * h.group * (h.head_dim + 1) for h in self.layers.values())
         self.partial = torch.empty(size, dtype=torch.float32, device=self.device)
         self.order.reserve(max((key.rows for key in keys), default=0))
+        # The fused kernels are for half precision and a GPU with programmatic dependent launch.
+        early = pool.dtype.itemsize == 2 and bool(starts_early(self.partial))
+        self.fused_rows = FUSED_ROWS if early else 0
 
     def plan(self, batch: AttnBatch) -> None:
         """Order the decode rows by length, and split prefill rows into tiles."""
@@ -198,38 +210,61 @@ class TritonAttention:
         order = self.order.rows(n)
         self.kernels.decode(q, out, self._pages(layer), order, heads, splits, partial, tile, shared, shares)
 
-    def serves_quantized(self, layer: LayerSpec, rows: int) -> bool:
-        """Return whether the step has only decode rows, whose parts are merged: see `QuantizedAttention`."""
-        if self.batch is None or not rows == self.batch.num_decode == len(self.batch.seq_lens_cpu):
-            return False
-        heads = self.layers[layer.index]
-        return self.kernels.quantizes(heads, sum(self._splits(layer, self.pool.dtype)))
-
-    @one_launch
-    def forward_quantized(self, layer: LayerSpec, q: torch.Tensor, out: QuantizedRows) -> None:
-        """Launch decode attention with a merge that quantises: see `QuantizedAttention.forward_quantized`."""
-        self._decode(layer, q, out)
-
-    def serves_projected(self, layer: LayerSpec, rows: int) -> bool:
-        """Return whether the step has only decode rows, and no shared prefix: see `ProjectedDecode`."""
-        batch, heads = self.batch, self.layers[layer.index]
-        if batch is None or batch.shared_prefix_len is not None or not self.projected.serves_attention(heads):
-            return False
-        return rows == batch.num_decode == len(batch.seq_lens_cpu)
-
-    def forward_projected(
+    def attend(
         self,
         layer: LayerSpec,
         qkv: torch.Tensor,
         norm: QKNorm | None,
         cos_sin: torch.Tensor,
         out_cache_loc: torch.Tensor,
-        out: torch.Tensor,
-    ) -> None:
-        """Launch attention and the merge of its splits: see `ProjectedDecode.forward_projected`."""
+    ) -> torch.Tensor:
+        """Compute a few decode rows in one launch, and one that merges its splits. Other steps store KV before."""
+        if not self.fuses(layer, qkv):
+            return super().attend(layer, qkv, norm, cos_sin, out_cache_loc)
         heads, pages = self.layers[layer.index], self._pages(layer)
+        out = torch.empty((len(qkv), layer.q_heads, layer.head_dim), dtype=qkv.dtype, device=qkv.device)
         splits = self.projected.attention_splits(len(qkv), heads, self.programs)
         self.projected.attention(qkv, norm, cos_sin, out_cache_loc, pages, heads, splits, self.partial, out)
+        return out.flatten(1)
+
+    def fuses(self, layer: LayerSpec, qkv: torch.Tensor) -> bool:
+        """Return whether the step has only decode rows, few of them, and no shared prefix.
+
+        See `minisgl.plugins.kernels.attention`.
+        """
+        batch, rows = self.batch, len(qkv)
+        if batch is None or batch.shared_prefix_len is not None or rows > self.fused_rows:
+            return False
+        if qkv.dtype != self.pool.dtype or not self.projected.serves_attention(self.layers[layer.index]):
+            return False
+        return rows == batch.num_decode == len(batch.seq_lens_cpu)
+
+    def attend_quantized(
+        self,
+        layer: LayerSpec,
+        qkv: torch.Tensor,
+        norm: QKNorm | None,
+        cos_sin: torch.Tensor,
+        out_cache_loc: torch.Tensor,
+    ) -> QuantizedRows | None:
+        """Compute decode rows whose parts are merged; the merge quantises: see `minisgl.plugins.kernels.attention`."""
+        if self.fuses(layer, qkv) or not self._quantizes(layer, len(qkv)):
+            return None
+        out = QuantizedRows.empty(qkv, layer.q_heads * layer.head_dim)
+        self._forward_quantized(layer, self.norm_rope_store(layer, qkv, norm, cos_sin, out_cache_loc), out)
+        return out
+
+    def _quantizes(self, layer: LayerSpec, rows: int) -> bool:
+        """Return whether the step has only decode rows, whose parts are merged."""
+        if self.batch is None or not rows == self.batch.num_decode == len(self.batch.seq_lens_cpu):
+            return False
+        heads = self.layers[layer.index]
+        return bool(self.kernels.quantizes(heads, sum(self._splits(layer, self.pool.dtype))))
+
+    @one_launch
+    def _forward_quantized(self, layer: LayerSpec, q: torch.Tensor, out: QuantizedRows) -> None:
+        """Launch decode attention with a merge that quantises."""
+        self._decode(layer, q, out)
 
 
 @hookimpl

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from minisgl.attention import AttnBatch, AttnNeeds, GraphKey, LayerSpec
-from minisgl.attention.tables import PageTableRows
 from minisgl.config import ConfigError
 from minisgl.hooks import hookimpl
+from minisgl.plugins.kernels.attention import FusedStore
+from minisgl.plugins.kernels.attention.page_table_rows import PageTableRows
 
 if TYPE_CHECKING:
     from minisgl.kvcache.pool import KVPool
@@ -41,7 +42,7 @@ class Trtllm:
         return TrtllmBackend(device, torch.cuda.get_device_capability(device))
 
 
-class TrtllmBackend:
+class TrtllmBackend(FusedStore):
     """Backend of attention=trtllm; `minisgl.attention.AttentionBackend` documents the methods.
 
     ``capability`` is the compute capability of the GPU, or None if the device is not a GPU.
@@ -84,7 +85,7 @@ class TrtllmBackend:
                 wrong = f"support at most 32 query heads per KV head, but this model has {group}"
             if wrong:
                 raise ConfigError(f"attention=trtllm: TensorRT-LLM's decode kernels {wrong}. Use attention=triton.")
-        self._pool = pool
+        super().bind(pool, layers, keys)
         self._page_table_rows = PageTableRows(pool.page_size, keys)
         self._workspace = torch.zeros(WORKSPACE, dtype=torch.uint8, device=self.device)
 
@@ -107,7 +108,7 @@ class TrtllmBackend:
 
         trtllm_batch_decode_with_kv_cache(
             query=q,
-            kv_cache=self._pool.layer(layer.index),
+            kv_cache=self.pool.layer(layer.index),
             workspace_buffer=self._workspace,
             block_tables=self._page_table,
             seq_lens=self._seq_lens,

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from minisgl.attention import LayerSpec
+from minisgl.attention import LayerSpec, QKNorm
 from minisgl.hooks import hookimpl
 from minisgl.layers import (
     Context,
@@ -27,7 +27,6 @@ from minisgl.layers import (
 )
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
-from minisgl.plugins.kernels.ops.rope import QKNorm, norm_rope_store
 
 
 class Attention(nn.Module):
@@ -62,15 +61,12 @@ class Attention(nn.Module):
 
         cos_sin is [tokens, head_dim] float32; out_cache_loc [tokens] is each token's KV location.
         """
-        spec, pool = self.spec, self.ctx.pool
-        assert pool is not None, "the engine sets Context.pool before the first forward"
+        spec, attention = self.spec, self.ctx.attention
         norm = QKNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
-        # 5. Normalise and rotate queries and keys, and store keys and values: the attention backend only reads them.
-        q = norm_rope_store(
-            self.qkv_proj(x), spec.q_heads, spec.kv_heads, norm, cos_sin, pool, spec.index, out_cache_loc
-        )
+        # 5. Normalise and rotate queries and keys, and store keys and values, before attention reads them.
+        q = attention.norm_rope_store(spec, self.qkv_proj(x), norm, cos_sin, out_cache_loc)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        self.ctx.attention.forward(spec, q, out)
+        attention.forward(spec, q, out)
         # 6. o_proj includes the first all-reduce of the layer.
         projected: Tensor = self.o_proj(out.flatten(1))
         return projected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from minisgl.attention import MAX_PROJECTED_ROWS
 from minisgl.core import EngineDeadError, SamplingParams, TokenMasks
 from minisgl.engine import kv_sizing
 from minisgl.engine.build import LeaderEngine, build_engine
 from minisgl.engine.engine import TorchEngine
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.attention.torch import TorchAttention
 from minisgl.plugins.graph.replaying import inputs as replaying_inputs
 from minisgl.plugins.speculation import repeat
 from minisgl.testing.checkpoints import tiny_checkpoint
@@ -88,8 +89,16 @@ def test_promise_8_verification(
             assert any(key.piecewise == (words == PIECEWISE) for key in replayed)
 
 
-def test_one_launch_for_few_repeated_reads(manager: PluginManager, path: Path, monkeypatch: Any) -> None:
-    """A step is replayed as one launch, in a bucket of more than four rows, if its drafts read little KV again."""
+@pytest.mark.parametrize("fused_rows", [0, 2, 4])
+def test_one_launch_for_few_repeated_reads(
+    fused_rows: int, manager: PluginManager, path: Path, monkeypatch: Any
+) -> None:
+    """A step is replayed as one launch, if its drafts read little KV again.
+
+    Its bucket has more rows than attention may read and store in one launch.
+    """
+    needs = TorchAttention.needs
+    monkeypatch.setattr(TorchAttention, "needs", lambda backend: replace(needs(backend), fused_rows=fused_rows))
     prompt = list(range(5, 30))
     with engine_of(manager, path, *ONE_LAUNCH) as engine:
         graphs = engine.graph.graphs  # type: ignore[attr-defined]
@@ -101,7 +110,7 @@ def test_one_launch_for_few_repeated_reads(manager: PluginManager, path: Path, m
             run_step(engine, writer.step(RowSpec.decode(1, 25), RowSpec.verify(0, 25, [7])))
             after = {key.rows: graph.replays for key, graph in graphs.items() if not key.piecewise}
             assert sum(after.values()) - sum(before.values()) == replays
-            assert all(after[rows] == before[rows] for rows in after if rows <= MAX_PROJECTED_ROWS)
+            assert all(after[rows] == before[rows] for rows in after if rows <= fused_rows)
 
 
 @pytest.mark.parametrize("words", [[], PIECEWISE, ONE_LAUNCH], ids=["eager", "piecewise", "one launch"])

@@ -9,8 +9,10 @@ pytest.importorskip("triton", reason="Triton is not installed here")
 
 from torch import Tensor
 
+from minisgl.attention import QKNorm
 from minisgl.kvcache.pool import KVPool
-from minisgl.plugins.kernels.ops import activation, rope
+from minisgl.plugins.kernels.attention import references
+from minisgl.plugins.kernels.ops import activation
 from minisgl.plugins.kernels.ops import decode_layer as reference
 from minisgl.plugins.kernels.ops.triton import attention as triton_attention
 from minisgl.plugins.kernels.ops.triton import decode_layer as kernels
@@ -109,7 +111,7 @@ def test_attention(  # type: ignore[no-untyped-def]
     rows, columns = len(lengths), -(-max(lengths) // page_size)
     qkv = random(rows, (q_heads + 2 * kv_heads) * head_dim)
     dtype = qkv.dtype
-    norm = rope.QKNorm(random(head_dim), random(head_dim), 1e-6) if normed else None
+    norm = QKNorm(random(head_dim), random(head_dim), 1e-6) if normed else None
     angles = torch.rand(rows, head_dim // 2, generator=generator, device=device) * 100
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
     table = torch.randperm(rows * columns, generator=generator, device=device).int().view(rows, columns)
@@ -137,8 +139,8 @@ def test_attention(  # type: ignore[no-untyped-def]
     projected_attention.attention(qkv, norm, cos_sin, out_cache_loc, pages, heads, splits, partial, out)
 
     seen = [where[-window:] if window >= 0 else where for where in locations]
-    wide_norm = None if norm is None else rope.QKNorm(norm.q.cpu().double(), norm.k.cpu().double(), norm.eps)
-    expected = reference.attention_torch(
+    wide_norm = None if norm is None else QKNorm(norm.q.cpu().double(), norm.k.cpu().double(), norm.eps)
+    expected = references.attention(
         qkv.cpu().double(),
         q_heads,
         kv_heads,

@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from minisgl.attention import MAX_PROJECTED_ROWS, ProjectedDecode, projected_decode
-from minisgl.layers.attention import AttentionLayer
 from minisgl.models import few_rows
 from minisgl.models.decoder import DecoderLayer
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.attention.triton import FUSED_ROWS, TritonAttention
 from minisgl.plugins.kernels.ops.launch import in_pieces, recording
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.paged import PagedModel
@@ -35,13 +34,12 @@ class Served:
         self.compiled, self.original = compiled, few_rows.serves
         self.answers: list[bool] = []
 
-    def __call__(self, layers: Any, layer_type: type, x: Tensor) -> ProjectedDecode | None:
-        backend = self.original(layers, layer_type, x)
+    def __call__(self, layers: Any, layer_type: type, x: Tensor) -> bool:
+        served = self.original(layers, layer_type, x)
         if not self.compiled and len(x) <= few_rows.MAX_ROWS and not in_pieces():
-            found = projected_decode(layers[0].self_attn.ctx.attention)
-            backend = found if found is not None and found.serves_projected(layers[0].self_attn.spec, len(x)) else None
-        self.answers.append(backend is not None)
-        return backend
+            served = few_rows.fuses(layers[0], x)
+        self.answers.append(served)
+        return served
 
 
 @pytest.fixture
@@ -59,7 +57,10 @@ def build(name: str, folder: Path, device: torch.device, compiled: bool, backend
     made = {kind: manager.build(kind, manager.make(kind, name), device=device) for kind, name in kinds.items()}
     dtype = torch.bfloat16 if compiled else torch.float32
     path = tiny_checkpoint(name, folder, **MODELS[name])
-    return PagedModel(path, device=device, dtype=dtype, manager=manager, max_seq_len=96, **made)
+    model = PagedModel(path, device=device, dtype=dtype, manager=manager, max_seq_len=96, **made)
+    if not compiled and isinstance(model.attention, TritonAttention):  # the interpreter needs no early launches
+        model.attention.fused_rows = FUSED_ROWS
+    return model
 
 
 @pytest.mark.parametrize("name", list(MODELS))
@@ -96,22 +97,20 @@ def test_the_layers_own_code_also_fuses_attention(
     """Where `few_rows` can't compute whole layers, their attention is still one call, for at most four decode rows."""
     if not compiled and name != "qwen2":
         pytest.skip("too slow for the interpreter")
-    original = AttentionLayer.projected_backend
+    original = TritonAttention.fuses
     monkeypatch.setattr(few_rows, "MAX_ROWS", 0)
     logits: dict[bool, list[Tensor]] = {}
     ids = torch.randint(0, 320, (5, 90), generator=torch.Generator().manual_seed(6))
     for fused in (False, True):
         answers: list[bool] = []
 
-        def backend_of(layer: AttentionLayer, x: Tensor, fused: bool = fused, answers: list[bool] = answers) -> Any:
-            backend = original(layer, x)
-            if not compiled and len(x) <= MAX_PROJECTED_ROWS:  # a CPU, under the interpreter
-                found = projected_decode(layer.ctx.attention)
-                backend = found if found is not None and found.serves_projected(layer.spec, len(x)) else None
-            answers.append(backend is not None)
-            return backend if fused else None
+        def fuses(
+            backend: TritonAttention, layer: Any, x: Tensor, fused: bool = fused, answers: list[bool] = answers
+        ) -> bool:
+            answers.append(original(backend, layer, x))
+            return answers[-1] and fused
 
-        monkeypatch.setattr(AttentionLayer, "projected_backend", backend_of)
+        monkeypatch.setattr(TritonAttention, "fuses", fuses)
         model = build(name, tmp_path / str(fused), device, compiled)
         lengths = [5, 20, 70, 11, 2] if compiled else [3, 9]
         model.run([(row, 0, ids[row, :length]) for row, length in enumerate(lengths)])
@@ -121,7 +120,7 @@ def test_the_layers_own_code_also_fuses_attention(
             answers.clear()
             rows = [(row, n + step, ids[row, n + step : n + step + 1]) for row, n in enumerate(lengths)]
             logits[fused] += model.run(rows[:count])
-            assert answers == [count <= MAX_PROJECTED_ROWS] * len(answers) != []
+            assert answers == [count <= FUSED_ROWS] * len(answers) != []
     got, want = (torch.cat(logits[fused]).double() for fused in (True, False))
     assert got.isfinite().all()
     assert (got - want).norm() / want.norm() < (2e-2 if compiled else 1e-5)
@@ -154,10 +153,8 @@ def test_float32_and_other_layers_are_not_served(tmp_path: Path, device: torch.d
     model.run([(0, 0, [1, 2, 3])])
     model.run([(0, 3, [4])])  # plans a decode step
     layers, x = model.model.layers, torch.zeros(1, 64, device=device, dtype=torch.bfloat16)
-    assert (few_rows.serves(layers, DecoderLayer, x) is not None) == (
-        compiled and torch.cuda.get_device_capability()[0] >= 9
-    )
-    assert few_rows.serves(layers, DecoderLayer, x.float()) is None
-    assert few_rows.serves(layers, DecoderLayer, x.cpu()) is None
-    assert few_rows.serves(layers, Other, x) is None
-    assert few_rows.serves(layers, DecoderLayer, x.expand(few_rows.MAX_ROWS + 1, -1)) is None
+    assert few_rows.serves(layers, DecoderLayer, x) == (compiled and torch.cuda.get_device_capability()[0] >= 9)
+    assert not few_rows.serves(layers, DecoderLayer, x.float())
+    assert not few_rows.serves(layers, DecoderLayer, x.cpu())
+    assert not few_rows.serves(layers, Other, x)
+    assert not few_rows.serves(layers, DecoderLayer, x.expand(few_rows.MAX_ROWS + 1, -1))

@@ -258,17 +258,17 @@ def test_attention_quantizes_for_the_output_projection(
     words += ["attention.programs_per_sm=64"]  # rows are split also under the interpreter
     words += ["dtype=bfloat16", "graph=cuda"] if compiled else ["dtype=float32", "graph=simulated", "graph.max_rows=8"]
     calls: list[int] = []
-    forward, serves = TritonAttention.forward_quantized, TritonAttention.serves_quantized
+    forward, quantizing = TritonAttention._forward_quantized, TritonAttention._quantizes
 
     def counted(self: TritonAttention, layer: LayerSpec, q: Tensor, out: fp8.QuantizedRows) -> None:
         calls.append(len(q))
         forward(self, layer, q, out)
 
-    monkeypatch.setattr(TritonAttention, "forward_quantized", counted)
+    monkeypatch.setattr(TritonAttention, "_forward_quantized", counted)
     params = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True, logprobs=2)
     outputs = []
     for quantizes in (True, False):
-        monkeypatch.setattr(TritonAttention, "serves_quantized", serves if quantizes else lambda *args: False)
+        monkeypatch.setattr(TritonAttention, "_quantizes", quantizing if quantizes else lambda *args: False)
         with LLM(str(path), overrides=words) as llm:
             answers = llm.generate([[3 + i, *range(20, 24 + 3 * i)] for i in range(6)], params)
         outputs.append([(answer.token_ids, answer.logprobs) for answer in answers])

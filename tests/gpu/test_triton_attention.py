@@ -231,9 +231,9 @@ def test_decode_quantizes(
     )
 
     expected = quantize_rows(setup.run(made).flatten(1))
-    assert made.serves_quantized(spec, len(setup.q))
+    assert made._quantizes(spec, len(setup.q))
     rows = QuantizedRows.empty(setup.q, expected.values.shape[1])
-    made.forward_quantized(spec, setup.q, rows)
+    made._forward_quantized(spec, setup.q, rows)
     assert rows.dtype == dtype
     assert torch.equal(rows.factors, expected.factors)
     assert torch.equal(rows.values.view(torch.uint8), expected.values.view(torch.uint8))
@@ -247,7 +247,7 @@ def test_not_every_step_quantizes(case: Case, device: torch.device, generator: t
     setup = Setup(case, torch.float32, device, generator)
     made = backend(case, device)
     setup.run(made)
-    assert not made.serves_quantized(case.spec, len(setup.q))
+    assert not made._quantizes(case.spec, len(setup.q))
 
 
 def test_agrees_with_attention_torch(dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> None:

@@ -11,10 +11,12 @@ triton = pytest.importorskip("triton", reason="Triton is not installed here")
 import triton.language as tl
 from torch import Tensor
 
+from minisgl.attention import QKNorm
 from minisgl.engine import gumbel as noise
 from minisgl.engine import logits_processors
 from minisgl.kvcache.pool import KVPool
-from minisgl.plugins.kernels.ops import activation, align, gated, indices, linear, norm, rope, routing
+from minisgl.plugins.kernels.attention import references
+from minisgl.plugins.kernels.ops import activation, align, gated, indices, linear, norm, routing
 from minisgl.plugins.kernels.ops.blocks import max_blocks
 from minisgl.plugins.kernels.ops.cpp import rope as cpp_rope
 from minisgl.plugins.kernels.ops.triton import activation as triton_activation
@@ -209,7 +211,7 @@ def test_norm_rope_store(
     run = {"triton": triton_rope, "cpp": cpp_rope}[version].norm_rope_store
     tokens, pages, device = 5, 4, random.device
     qkv = random(tokens, (q_heads + 2 * kv_heads) * head_dim)
-    weights = rope.QKNorm(random(head_dim), random(head_dim), 1e-6) if normed else None
+    weights = QKNorm(random(head_dim), random(head_dim), 1e-6) if normed else None
     angles = torch.rand(tokens, head_dim // 2, generator=random.generator, device=device) * 100
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
     out_cache_loc = torch.randperm(pages * page_size + tokens, generator=random.generator, device=device)[:tokens]
@@ -221,9 +223,9 @@ def test_norm_rope_store(
     here = pool(random.dtype, device)
     q = run(qkv, q_heads, kv_heads, weights, cos_sin, here, 1, out_cache_loc)
     there = pool(torch.float64, torch.device("cpu"))
-    wide = None if weights is None else rope.QKNorm(weights.q.cpu().double(), weights.k.cpu().double(), 1e-6)
+    wide = None if weights is None else QKNorm(weights.q.cpu().double(), weights.k.cpu().double(), 1e-6)
     cpu = on_cpu(qkv.double(), cos_sin, out_cache_loc)
-    expected = rope.norm_rope_store(cpu[0], q_heads, kv_heads, wide, cpu[1], there, 1, cpu[2])
+    expected = references.norm_rope_store(cpu[0], q_heads, kv_heads, wide, cpu[1], there, 1, cpu[2])
     assert_close(q.cpu(), expected)
     for got, want in zip(here.layer(1), there.layer(1), strict=True):
         assert_close(got.cpu(), want)  # KV locations that were not written are 0 in both

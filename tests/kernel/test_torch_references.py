@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
+from minisgl.attention import QKNorm, rotate
 from minisgl.kvcache.pool import KVPool
+from minisgl.plugins.kernels.attention.references import norm_rope_store
 from minisgl.plugins.kernels.ops.activation import gelu_and_mul, silu_and_mul
 from minisgl.plugins.kernels.ops.norm import add_rms_norm, rms_norm
-from minisgl.plugins.kernels.ops.rope import QKNorm, norm_rope_store, rotate
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 CPU = torch.device("cpu")

@@ -89,10 +89,10 @@ class NoMask(PagedAttention):
 class WrongGroups(PagedAttention):
     """Assigns query heads to the wrong KV heads."""
 
-    def attend(self, layer: LayerSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend_row(self, layer: LayerSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         group = layer.q_heads // layer.kv_heads
         single = LayerSpec(layer.index, layer.q_heads, layer.q_heads, layer.head_dim, layer.scale, layer.window)
-        return super().attend(single, q, k.repeat(1, group, 1), v.repeat(1, group, 1))
+        return super().attend_row(single, q, k.repeat(1, group, 1), v.repeat(1, group, 1))
 
 
 class ContiguousPages(PagedAttention):

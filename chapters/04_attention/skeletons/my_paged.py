@@ -4,21 +4,18 @@ Grade it:  python -m minisgl.lab test paged     (`hint paged` for a hint)
 Serve it:  python -m minisgl plugins=my_paged.py attention=mine
 """
 
-# minisgl lab paged, skeleton e314f8e1c6 (minisgl 0.2.0)
+# minisgl lab paged, skeleton 5b5685a68a (minisgl 0.2.0)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from minisgl.attention import AttnBatch, AttnNeeds, GraphKey, LayerSpec
+from minisgl.attention import AttentionBackend, AttnBatch, AttnNeeds, LayerSpec
 from minisgl.hooks import hookimpl
-
-if TYPE_CHECKING:
-    from minisgl.kvcache.pool import KVPool
 
 
 @dataclass
@@ -37,7 +34,7 @@ class Row(NamedTuple):
     kv_locations: torch.Tensor  # [length] int64: page · page_size + offset in the KV pool of positions 0, 1, …
 
 
-class MyAttention:
+class MyAttention(AttentionBackend):
     """Backend of attention=paged; `minisgl.attention.AttentionBackend` documents the methods.
 
     ``positions_read`` counts the positions whose keys and values were gathered, summed over all layers.
@@ -51,9 +48,6 @@ class MyAttention:
 
     def needs(self) -> AttnNeeds:
         return AttnNeeds()
-
-    def bind(self, pool: KVPool, layers: Sequence[LayerSpec], keys: Sequence[GraphKey]) -> None:
-        self.pool = pool
 
     def plan(self, batch: AttnBatch) -> None:
         """Compute the KV locations of each row, which are the same in all layers."""
@@ -74,7 +68,7 @@ class MyAttention:
         for row in self.rows:
             k, v = self.gather(layer, row)
             self.positions_read += len(k)
-            out[row.first : row.last] = self.attend(layer, q[row.first : row.last], k, v)
+            out[row.first : row.last] = self.attend_row(layer, q[row.first : row.last], k, v)
         return out
 
     def kv_locations(self, pages: torch.Tensor, length: int) -> torch.Tensor:
@@ -106,7 +100,7 @@ class MyAttention:
         # 2. A query attends to its own position and to earlier ones.
         raise NotImplementedError
 
-    def attend(self, layer: LayerSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend_row(self, layer: LayerSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Compute attention of q [queries, q_heads, head_dim] over k, v [length, kv_heads, head_dim].
 
         The result has the shape of q and any floating-point dtype. The arguments must not change; q need not be

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test shard     (`hint shard` for a hint)
 Serve it:  python -m minisgl tp=2 plugins=my_shard.py architecture=Mine
 """
 
-# minisgl lab shard, skeleton 198c64c77b (minisgl 0.2.0)
+# minisgl lab shard, skeleton e16c83996a (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from minisgl.attention import LayerSpec
+from minisgl.attention import LayerSpec, QKNorm
 from minisgl.hooks import hookimpl
 from minisgl.layers import (
     Context,
@@ -26,7 +26,6 @@ from minisgl.layers import (
 )
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
-from minisgl.plugins.kernels.ops.rope import QKNorm, norm_rope_store
 
 
 class Attention(nn.Module):
@@ -48,7 +47,7 @@ class Attention(nn.Module):
         cos_sin is [tokens, head_dim] float32; out_cache_loc [tokens] is each token's KV location.
         """
         # TODO shard.attention
-        # 5. Normalise and rotate queries and keys, and store keys and values: the attention backend only reads them.
+        # 5. Normalise and rotate queries and keys, and store keys and values, before attention reads them.
         # 6. o_proj includes the first all-reduce of the layer.
         raise NotImplementedError
 

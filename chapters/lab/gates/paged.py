@@ -462,21 +462,24 @@ def undefined_pages(student: Student, prepared: PreparedCase, error: Exception) 
 
 
 def check_attend(student: Student) -> None:
-    """Call `attend` alone, and once as if its arguments were on a GPU. A backend without this method is not checked."""
+    """Call `attend_row` alone, and once as if its arguments were on a GPU.
+
+    A backend without this method is not checked.
+    """
     prepared = prepare_case(AttentionCase(((3, 2),), 4, 4, 2, 8, window=3, soft_cap=2.0), seed=1)
     backend, layer = bound(student, prepared), prepared.layers[1]
     backend.plan(prepared.batch)
-    if not hasattr(backend, "attend"):
+    if not hasattr(backend, "attend_row"):
         return
     row = next(rows_of(prepared))[2]
     q, k, v = row.q.clone(), row.k[: row.length].clone(), row.v[: row.length].clone()
     before = [x.clone() for x in (q, k, v)]
-    backend.attend(layer, q, k, v)
+    backend.attend_row(layer, q, k, v)
     changed = [name for name, a, b in zip("qkv", before, (q, k, v), strict=True) if not torch.equal(a, b)]
     if changed:
-        seen = f"`attend` changed its argument `{changed[0]}`."
-        raise Broken("changes", "The arguments of `attend` do not change.", seen)
-    check_one_device("attend", (q, k, v), lambda: backend.attend(layer, q, k, v))
+        seen = f"`attend_row` changed its argument `{changed[0]}`."
+        raise Broken("changes", "The arguments of `attend_row` do not change.", seen)
+    check_one_device("attend_row", (q, k, v), lambda: backend.attend_row(layer, q, k, v))
 
 
 def check_one_device(method: str, given: Sequence[Tensor], call: Callable[[], Any]) -> None:

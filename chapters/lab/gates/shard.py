@@ -40,7 +40,6 @@ from minisgl.config import ConfigError
 from minisgl.layers.weight_shards import WeightShard
 from minisgl.models.decoder import Decoder
 from minisgl.models.resolve import resolve_model
-from minisgl.plugins.kernels.ops.rope import norm_rope_store
 from minisgl.testing.meeting import Collective
 from minisgl.testing.model import ModelConformance
 from minisgl.testing.paged import PagedModel
@@ -289,8 +288,7 @@ def check_stored(runner: PartRunner, index: int) -> None:
 
 def check_dtypes(student: Student, shape: Shape, kind: Any) -> None:
     """Run attention of a bfloat16 model on one rank, and check the dtypes of the tensors that it passes on."""
-    assert student.plugin is not None
-    module, bfloat16 = student.plugin.module, torch.bfloat16
+    bfloat16 = torch.bfloat16
     promise = "In a bfloat16 model, `cos_sin` stays float32, and `out` has the dtype and device of the queries."
 
     def work(comm: Any) -> Tensor:
@@ -298,7 +296,8 @@ def check_dtypes(student: Student, shape: Shape, kind: Any) -> None:
         made = ATTENTION.build(kind, shape, runner)
         RandomWeights().load(made, f"{LAYER}{ATTENTION.name}.")
         runner.prepare(made.spec)
-        attend = runner.ctx.attention.forward
+        backend = runner.ctx.attention
+        attend, store = backend.forward, backend.norm_rope_store
 
         def noted_attend(spec: Any, q: Tensor, out: Tensor) -> Tensor:
             if (out.shape, out.dtype, out.device) != (q.shape, q.dtype, q.device):
@@ -309,18 +308,16 @@ def check_dtypes(student: Student, shape: Shape, kind: Any) -> None:
                 raise Broken("shares", "Your code allocates `out`.", seen)
             return attend(spec, q, out)
 
-        def noted_store(*args: Any, **kwargs: Any) -> Tensor:
-            cos_sin = kwargs.get("cos_sin", args[4] if len(args) > 4 else runner.cos_sin)
+        def noted_store(spec: Any, qkv: Tensor, norm: Any, cos_sin: Tensor, out_cache_loc: Tensor) -> Tensor:
             if cos_sin.dtype != torch.float32 or not torch.equal(cos_sin, runner.cos_sin):
                 seen = f"`norm_rope_store` got other cosines and sines than `forward`, in {cos_sin.dtype}."
                 raise Broken("dtypes", promise, seen)
-            return norm_rope_store(*args, **kwargs)
+            return store(spec, qkv, norm, cos_sin, out_cache_loc)
 
-        names = {name: noted_store for name, value in vars(module).items() if value is norm_rope_store}
-        noted = patch.object(runner.ctx.attention, "forward", noted_attend)
+        noted = patch.multiple(backend, forward=noted_attend, norm_rope_store=noted_store)
         elsewhere = torch.device("meta")  # a tensor without `device=` is on another device than the queries
         given = runner.cos_sin.clone(), runner.out_cache_loc.clone()
-        with noted, patch.dict(vars(module), names), elsewhere:
+        with noted, elsewhere:
             out = ATTENTION.call(made, runner)
         for name, before, after in zip(("cos_sin", "out_cache_loc"), given, (runner.cos_sin, runner.out_cache_loc),
                                        strict=True):  # fmt: skip

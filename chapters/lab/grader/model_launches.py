@@ -14,7 +14,6 @@ from minisgl.chapters.lab.grader.launches import Launches
 from minisgl.chapters.lab.grader.model_parts import RandomWeights, Shape, qwen3, run_ranks, shipped
 from minisgl.plugins.kernels.ops.launch import one_launch
 from minisgl.plugins.kernels.ops.norm import add_rms_norm
-from minisgl.plugins.kernels.ops.rope import norm_rope_store_torch
 from minisgl.testing.paged import PagedModel
 
 __all__ = ["LAYERS", "launches_of_a_model"]
@@ -62,13 +61,13 @@ def launches_of_a_model(kind: Any) -> int:
 def _run(kind: Any, comm: Any) -> tuple[int, Tensor]:
     """Compute 3 tokens on one rank. Return the launches of the model's forward pass, and the logits."""
     model = PagedModel(_SHAPE.config, comm=comm, model=kind, manager=shipped(), source=RandomWeights())
-    model.pool.norm_rope_store = one_launch(norm_rope_store_torch)
+    stored = one_launch(model.attention.norm_rope_store)
     forward, launches = model.model.forward, Launches()
 
     def counted(*args: Any) -> Tensor:
         with launches:
             return forward(*args)
 
-    with patch.object(model.model, "forward", counted):
+    with patch.object(model.model, "forward", counted), patch.object(model.attention, "norm_rope_store", stored):
         (logits,) = model.run([(0, 0, torch.arange(7, 7 + _SHAPE.tokens))])
     return launches.number, logits

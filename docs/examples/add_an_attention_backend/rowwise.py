@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
 
-from minisgl.attention import AttentionBackend, AttnBatch, AttnNeeds, GraphKey, LayerSpec
+from minisgl.attention import AttentionBackend, AttnBatch, AttnNeeds, LayerSpec
 from minisgl.hooks import hookimpl
-
-if TYPE_CHECKING:
-    from minisgl.kvcache.pool import KVPool
 
 
 @dataclass
@@ -27,8 +23,8 @@ class Rowwise:
         return RowwiseAttention(self)
 
 
-class RowwiseAttention:
-    """An `AttentionBackend`. The engine calls needs and bind once, plan once a step, forward once a step and layer."""
+class RowwiseAttention(AttentionBackend):
+    """The engine calls needs and bind once, plan once a step, and forward, through attend, once a step and layer."""
 
     def __init__(self, config: Rowwise):
         self.upcast = config.upcast
@@ -36,9 +32,6 @@ class RowwiseAttention:
     def needs(self) -> AttnNeeds:
         """Ask for nothing: pages of any size, KV of any dtype in NHD layout, decode and prefill rows, no graphs."""
         return AttnNeeds()
-
-    def bind(self, pool: KVPool, layers: Sequence[LayerSpec], keys: Sequence[GraphKey]) -> None:
-        self.pool = pool
 
     def plan(self, batch: AttnBatch) -> None:
         """Find each row's queries and pages, once for all layers."""
@@ -55,10 +48,10 @@ class RowwiseAttention:
         keys, values = self.pool.layer(layer.index)  # each [num_pages, page_size, kv_heads, head_dim]
         for begin, end, length, pages in self.rows:
             k, v = (x[pages].flatten(0, 1)[:length] for x in (keys, values))  # [length, kv_heads, head_dim]
-            out[begin:end] = self.attend(layer, q[begin:end], k, v)
+            out[begin:end] = self.attend_row(layer, q[begin:end], k, v)
         return out
 
-    def attend(self, layer: LayerSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend_row(self, layer: LayerSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """q [n, q_heads, head_dim] are the last n of the ``len(k)`` positions. Returns a tensor of q's shape."""
         group = layer.q_heads // layer.kv_heads  # grouped-query attention: this many query heads share a KV head
         k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))

@@ -13,17 +13,16 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from minisgl.attention import AttnBatch, GraphKey
 from minisgl.core import I32
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from minisgl.attention import AttentionBackend
+    from minisgl.attention import AttentionBackend, AttnBatch, GraphKey
     from minisgl.engine.inputs import ModelInputs
     from minisgl.engine.model_runner import ModelRunner, StepRunner
 
-__all__ = ["BucketRunner", "Buckets", "GraphKey", "StaticInputs", "check_sizes"]
+__all__ = ["BucketRunner", "Buckets", "StaticInputs", "check_sizes"]
 
 
 class StaticInputs(Protocol):
@@ -107,15 +106,15 @@ class Buckets:
     """Recorded buckets without shared prefix, by size: of decode rows (``q_len`` 1) and of tokens (``q_len`` 0)."""
 
     def __init__(self, keys: Iterable[GraphKey] = ()):
-        self._sizes: dict[int, list[int]] = {}
+        self._keys: dict[int, list[GraphKey]] = {}
         for key in sorted(key for key in keys if not key.shared_prefix):
-            self._sizes.setdefault(key.q_len, []).append(key.rows)
+            self._keys.setdefault(key.q_len, []).append(key)
 
     def smallest(self, rows: int, q_len: int) -> GraphKey | None:
         """Return the smallest bucket of ``q_len`` that holds ``rows`` rows (tokens, if ``q_len`` is 0), or None."""
-        sizes = self._sizes.get(q_len, [])
-        i = bisect_left(sizes, rows)
-        return GraphKey(sizes[i], q_len) if i < len(sizes) else None
+        keys = self._keys.get(q_len, [])
+        i = bisect_left(keys, rows, key=lambda key: key.rows)
+        return keys[i] if i < len(keys) else None
 
 
 def check_sizes(max_rows: int, max_tokens: int) -> None:

@@ -7,17 +7,18 @@ piecewise CUDA graphs. This module knows attention backends, and no steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from minisgl.attention import AttentionBackend, AttnBatch, AttnNeeds, GraphKey, LayerSpec
+from minisgl.attention import AttentionBackend, LayerSpec, QKNorm
+from minisgl.plugins.kernels.attention import BackendWrapper
 from minisgl.plugins.kernels.ops.launch import between_pieces
 
 if TYPE_CHECKING:
-    from minisgl.kvcache.pool import KVPool
+    from minisgl.plugins.kernels.ops.fp8 import QuantizedRows
 
 __all__ = ["PiecewiseAttention"]
 
@@ -30,7 +31,7 @@ often slower than the device, so there the zeros are recorded.
 """
 
 
-class PiecewiseAttention:
+class PiecewiseAttention(BackendWrapper):
     """Attention backend that wraps another one, for a model whose steps with prompts are recorded in pieces.
 
     Inside `in_bucket`, a call of ``forward`` ends one recorded piece and begins the next. Between the two pieces, the
@@ -39,7 +40,7 @@ class PiecewiseAttention:
     """
 
     def __init__(self, backend: AttentionBackend):
-        self.backend = backend
+        super().__init__(backend)
         # The step's number of tokens while its bucket is replayed; 0 during the recording; None outside `in_bucket`.
         self._num_tokens: int | None = None
 
@@ -55,14 +56,25 @@ class PiecewiseAttention:
         finally:
             self._num_tokens = None
 
-    def needs(self) -> AttnNeeds:
-        return self.backend.needs()
+    def attend(
+        self, layer: LayerSpec, qkv: Tensor, norm: QKNorm | None, cos_sin: Tensor, out_cache_loc: Tensor
+    ) -> Tensor:
+        """Compute attention as the wrapped backend does. Inside `in_bucket`, the KV store is part of a piece."""
+        if self._num_tokens is None:
+            return super().attend(layer, qkv, norm, cos_sin, out_cache_loc)
+        return AttentionBackend.attend(self, layer, qkv, norm, cos_sin, out_cache_loc)
 
-    def bind(self, pool: KVPool, layers: Sequence[LayerSpec], keys: Sequence[GraphKey]) -> None:
-        self.backend.bind(pool, layers, keys)
+    def fuses(self, layer: LayerSpec, qkv: Tensor) -> bool:
+        """Return whether the wrapped backend fuses the step. Inside `in_bucket`, the KV store is a separate launch."""
+        return self._num_tokens is None and super().fuses(layer, qkv)
 
-    def plan(self, batch: AttnBatch) -> None:
-        self.backend.plan(batch)
+    def attend_quantized(
+        self, layer: LayerSpec, qkv: Tensor, norm: QKNorm | None, cos_sin: Tensor, out_cache_loc: Tensor
+    ) -> QuantizedRows | None:
+        """Compute what the wrapped backend does. Inside `in_bucket`, return None: attention is in no piece."""
+        if self._num_tokens is not None:
+            return None
+        return super().attend_quantized(layer, qkv, norm, cos_sin, out_cache_loc)
 
     def forward(self, layer: LayerSpec, q: Tensor, out: Tensor) -> Tensor:
         """Compute attention as `AttentionBackend.forward` does. Inside `in_bucket`, the rows of padding become zero."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from minisgl.attention import MAX_PROJECTED_ROWS, AttnBatch, GraphKey
+from minisgl.attention import AttnBatch, GraphKey
 from minisgl.core import Step
 from minisgl.engine.model_runner import Forward, ModelRunner, Prepared
 from minisgl.plugins.graph.replaying.buckets import BucketRunner, StaticInputs
@@ -54,7 +54,7 @@ class ReplayingRunner:
         self.runner, self.graph = runner, graph
         self.begin, self.sample, self.read = runner.begin, runner.sample, runner.read
         needs, piecewise = runner.attention.needs(), getattr(graph, "piecewise", None)
-        self._repeats = needs.device_lengths
+        self._repeats, self._fused_rows = needs.device_lengths, needs.fused_rows
         self.piecewise_keys: Sequence[GraphKey] = piecewise(runner.max_step_tokens) if piecewise is not None else ()
         keys = graph.buckets(runner.spec.max_running_requests) if needs.graph else ()
         if needs.shared_prefix:  # only for multiples of 32 rows: padding costs less than more recordings
@@ -81,10 +81,11 @@ class ReplayingRunner:
         """Return the bucket of decode rows with which the step can be replayed as one launch, or None.
 
         A verification row can be computed as several decode rows of one request: its tokens are stored in the pool
-        before attention reads them. Kernels for a few rows store and read in one launch, so they must not be used.
+        before attention reads them. An attention backend that stores and reads a few rows in one launch can't compute
+        them, so such a step gets a bucket of more rows: see `AttnNeeds.fused_rows`.
         """
         if step.num_verify and repeats_few_reads(step):
-            return self.graph.pick(max(len(step.input_ids), MAX_PROJECTED_ROWS + 1), 1, True)
+            return self.graph.pick(max(len(step.input_ids), self._fused_rows + 1), 1, True)
         return self.graph.pick(step.rows, 1, step.num_decode == step.rows)
 
     def _replay(self, step: Step, key: GraphKey) -> Forward:

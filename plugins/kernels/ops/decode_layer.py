@@ -9,18 +9,11 @@ complete after each projection: the next norm has nothing to add.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.plugins.kernels.ops.activation import Act, act_and_mul
-from minisgl.plugins.kernels.ops.rope import QKNorm, norm_rope_store_torch
 from minisgl.plugins.kernels.ops.routing import softmax_topk_torch
-
-if TYPE_CHECKING:
-    from minisgl.kvcache.pool import KVPool
 
 
 def projection_torch(
@@ -43,34 +36,6 @@ def projection_torch(
     if act is not None:
         y = act_and_mul(y, act)
     return y if residual is None else residual + y
-
-
-def attention_torch(
-    qkv: Tensor,
-    q_heads: int,
-    kv_heads: int,
-    norm: QKNorm | None,
-    cos_sin: Tensor,
-    pool: KVPool,
-    layer: int,
-    out_cache_loc: Tensor,
-    locations: list[Tensor],
-    scale: float,
-) -> Tensor:
-    """Return attention [rows, q_heads, head_dim] of one decode token per row; stores the tokens' KV in the pool.
-
-    ``qkv`` is [rows, (q_heads + 2·kv_heads)·head_dim]; ``locations`` lists the KV locations that each row attends to,
-    page·page_size + offset, the new token's included. See `minisgl.plugins.kernels.ops.rope.norm_rope_store` for the
-    others.
-    """
-    q = norm_rope_store_torch(qkv, q_heads, kv_heads, norm, cos_sin, pool, layer, out_cache_loc)
-    out = torch.empty_like(q)
-    k, v = (t.flatten(0, 1) for t in pool.layer(layer))
-    for row, where in enumerate(locations):
-        keys, values = (t[where].repeat_interleave(q_heads // kv_heads, dim=1) for t in (k, v))  # [n, heads, dim]
-        weights = torch.einsum("hd,nhd->hn", q[row], keys).mul(scale).softmax(dim=-1)
-        out[row] = torch.einsum("hn,nhd->hd", weights, values)
-    return out
 
 
 def experts_torch(

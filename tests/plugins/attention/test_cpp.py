@@ -15,15 +15,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minisgl.attention import QKNorm
 from minisgl.config import ConfigError
 from minisgl.kvcache.pool import KVPool
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.attention.auto import Auto
 from minisgl.plugins.attention.cpp import Cpp, CppAttention
 from minisgl.plugins.attention.torch import Torch, TorchAttention
+from minisgl.plugins.kernels.attention.references import norm_rope_store
 from minisgl.plugins.kernels.ops.cpp import attention as kernel
 from minisgl.plugins.kernels.ops.cpp import load
-from minisgl.plugins.kernels.ops.rope import QKNorm, norm_rope_store, norm_rope_store_torch
 from minisgl.plugins.speculation.ngram import Ngram
 from minisgl.testing.attention import CASES, AttentionCase, AttentionConformance, prepare_case, run_case
 
@@ -202,9 +203,8 @@ def test_norm_rope_store(normed: bool, dtype: torch.dtype, tokens: int) -> None:
     weights = [torch.rand(dim).to(dtype) + 0.5 for _ in range(2)]
     norm = QKNorm(weights[0], weights[1], 1e-5) if normed else None
     cos_sin, loc = torch.randn(tokens, dim), torch.randperm(300 * page)[:tokens].int()
-    pools[0].norm_rope_store = kernel.norm_rope_store
-    got = norm_rope_store(qkv, q_heads, kv_heads, norm, cos_sin, pools[0], 1, loc)
-    want = norm_rope_store_torch(qkv.contiguous(), q_heads, kv_heads, norm, cos_sin, pools[1], 1, loc)
+    got = kernel.norm_rope_store(qkv, q_heads, kv_heads, norm, cos_sin, pools[0], 1, loc)
+    want = norm_rope_store(qkv.contiguous(), q_heads, kv_heads, norm, cos_sin, pools[1], 1, loc)
     near = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 4e-2, "rtol": 2e-2}
     torch.testing.assert_close(got, want, **near)
     for a, b in zip(pools[0].layer(1), pools[1].layer(1), strict=True):

@@ -19,13 +19,13 @@ import pytest
 import torch
 
 from minisgl.attention import GraphKey
-from minisgl.attention.tables import PageTableRows
 from minisgl.config import ConfigError
 from minisgl.engine.setup import build_attention
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.attention import flash_attn
 from minisgl.plugins.attention.flash_attn import RELEASES, FlashAttention, choose
+from minisgl.plugins.kernels.attention.page_table_rows import PageTableRows
 from minisgl.testing.attention import AttentionCase, prepare_case, run_case
 
 CPU = torch.device("cpu")

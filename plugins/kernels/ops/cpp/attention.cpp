@@ -1,6 +1,6 @@
 // Attention of few query tokens per row over KV pages on a CPU, and the QK-norm, RoPE and KV store before it.
 //
-// plugins/attention/paged.py has attention in plain torch, plugins/kernels/ops/rope.py the store; both describe the
+// plugins/attention/paged.py has attention in plain torch, minisgl/attention/__init__.py the store; both describe the
 // arguments. Three ideas from the literature:
 // - Pages are read in place (PagedAttention, arXiv:2309.06180). Each key and value is read from memory once, for all
 //   query heads that share it and for all query tokens of its row.
@@ -398,7 +398,7 @@ void NormRope(const T* from, const T* weight, float eps, const float* cos_sin, i
   }
 }
 
-// plugins/kernels/ops/rope.py describes the arguments. The weights are empty tensors if the model has no QK-norm.
+// minisgl/attention/__init__.py describes the arguments. The weights are empty tensors if the model has no QK-norm.
 void NormRopeStore(TensorView qkv, TensorView q, TensorView keys, TensorView values, TensorView q_weight,
                    TensorView k_weight, TensorView cos_sin, TensorView out_cache_loc, double eps, int64_t threads) {
   Check(qkv, "qkv", 2, 1), Check(q, "q", 3), Check(keys, "keys", 4), Check(values, "values", 4);

@@ -16,9 +16,8 @@ from minisgl.plugins.kernels.ops.launch import one_launch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from minisgl.attention import AttnBatch, LayerSpec
+    from minisgl.attention import AttnBatch, LayerSpec, QKNorm
     from minisgl.kvcache.pool import KVPool
-    from minisgl.plugins.kernels.ops.rope import QKNorm
 
 HEAD_DIM_MULTIPLE = 16
 """`paged_attention` computes heads whose size is a multiple of this number."""
@@ -64,7 +63,7 @@ def norm_rope_store(
     layer: int,
     out_cache_loc: Tensor,
 ) -> Tensor:
-    """Compute `minisgl.plugins.kernels.ops.rope.norm_rope_store` in C++: float32 or bfloat16, pool layout NHD."""
+    """Compute `minisgl.attention.AttentionBackend.norm_rope_store` in C++: float32 or bfloat16, pool layout NHD."""
     tokens, head_dim = cos_sin.shape
     keys, values = pool.layer(layer)
     q = torch.empty((tokens, q_heads, head_dim), dtype=qkv.dtype)

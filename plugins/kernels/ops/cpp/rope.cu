@@ -1,5 +1,5 @@
 // QK-norm, RoPE and the store of keys and values in one launch, in CUDA C++.
-// plugins/kernels/ops/rope.py has the torch reference and describes arguments and result; ../triton/rope.py is the Triton
+// minisgl/attention/__init__.py has the torch reference and describes arguments and result; ../triton/rope.py is the Triton
 // version.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

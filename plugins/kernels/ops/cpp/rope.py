@@ -1,7 +1,7 @@
 """QK-norm, RoPE and the store of keys and values in one launch, in CUDA C++ (`rope.cu`): one warp per head.
 
-`minisgl.plugins.kernels.ops.rope` has the torch reference and describes arguments and result. The engine runs the
-Triton kernel instead, which needs no CUDA compiler; docs/benchmarks/cpp.md compares the two.
+`minisgl.attention.AttentionBackend.norm_rope_store` computes the same in torch. The engine runs the Triton kernel
+instead, which needs no CUDA compiler; docs/benchmarks/cpp.md compares the two.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 from minisgl.plugins.kernels.ops.cpp import load
 
 if TYPE_CHECKING:
+    from minisgl.attention import QKNorm
     from minisgl.kvcache.pool import KVPool
-    from minisgl.plugins.kernels.ops.rope import QKNorm
 
 
 @functools.cache
@@ -34,7 +34,7 @@ def norm_rope_store(
     layer: int,
     out_cache_loc: Tensor,
 ) -> Tensor:
-    """Compute `minisgl.plugins.kernels.ops.rope.norm_rope_store` with the CUDA C++ kernel.
+    """Compute `minisgl.attention.AttentionBackend.norm_rope_store` with the CUDA C++ kernel.
 
     Raises ConfigError if the kernel can't be compiled.
     """

@@ -3,7 +3,7 @@
 QK-norm, RoPE and the store of the new token's KV are part of the first launch. Every program of a row computes the new
 token's key and value itself, because no program can wait for another one; one program stores them in the pool. There
 are two kernels: one for one or two query heads per KV head, and one with tensor cores for more.
-`minisgl.plugins.kernels.ops.decode_layer.attention_torch` is the torch reference.
+`minisgl.plugins.kernels.attention.references.attention` is the torch reference.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from minisgl.plugins.kernels.ops.triton.device import device_function
 from minisgl.plugins.kernels.ops.triton.early import start_next, starts_early, wait_for_previous
 
 if TYPE_CHECKING:
-    from minisgl.plugins.kernels.ops.rope import QKNorm
+    from minisgl.attention import QKNorm
     from minisgl.plugins.kernels.ops.triton.attention import Heads, Pages
 
 SMALL_GROUP = 2
@@ -275,8 +275,8 @@ def attention(
     """Launch attention of one decode token per row from the result of the QKV projection, and the merge of the splits.
 
     qkv is [rows, (q_heads + 2·kv_heads)·head_dim], out [rows, q_heads, head_dim]; ``partial`` is float32 scratch memory
-    of at least rows · q_heads · splits · (head_dim + 1) elements. See
-    `minisgl.plugins.kernels.ops.decode_layer.attention_torch`.
+    of at least rows · q_heads · splits · (head_dim + 1) elements. `minisgl.plugins.kernels.attention.references`
+    has the torch reference.
     """
     rows, dim = qkv.shape[0], heads.head_dim
     tops = partial[rows * heads.q_heads * splits * dim :]

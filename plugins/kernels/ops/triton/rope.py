@@ -1,7 +1,7 @@
 """QK-norm, RoPE and the store of keys and values in one Triton launch.
 
 One program handles BLOCK_H heads of one token: it writes queries to the output, and keys and values to the token's KV
-location in the pool. `minisgl.plugins.kernels.ops.rope` has the torch reference and describes arguments and result.
+location in the pool. `minisgl.attention.AttentionBackend.norm_rope_store` computes the same in torch.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 from minisgl.plugins.kernels.ops.triton.early import start_next, starts_early, wait_for_previous
 
 if TYPE_CHECKING:
+    from minisgl.attention import QKNorm
     from minisgl.kvcache.pool import KVPool
-    from minisgl.plugins.kernels.ops.rope import QKNorm
 
 
 @triton.jit(do_not_specialize_on_alignment=["out_cache_loc"])
@@ -78,7 +78,7 @@ def norm_rope_store(
     layer: int,
     out_cache_loc: Tensor,
 ) -> Tensor:
-    """Compute `minisgl.plugins.kernels.ops.rope.norm_rope_store` on a GPU."""
+    """Compute `minisgl.attention.AttentionBackend.norm_rope_store` on a GPU."""
     tokens, head_dim = cos_sin.shape
     k, v = pool.layer(layer)
     q = torch.empty((tokens, q_heads, head_dim), dtype=qkv.dtype, device=qkv.device)

@@ -6,9 +6,9 @@ import torch
 
 
 class MyAttention:
-    def attend(self, layer, q, k, v):
+    def attend_row(self, layer, q, k, v):
         if len(q) > 512:
-            return torch.cat([self.attend(layer, part, k, v) for part in q.split(512)])
+            return torch.cat([self.attend_row(layer, part, k, v) for part in q.split(512)])
         group = layer.q_heads // layer.kv_heads
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         scores = torch.einsum("qhd,khd->hqk", q.float(), k.float()) * layer.scale

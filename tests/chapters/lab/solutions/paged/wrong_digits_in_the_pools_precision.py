@@ -4,7 +4,7 @@
 
 
 class MyAttention:
-    def attend(self, layer, q, k, v):
+    def attend_row(self, layer, q, k, v):
         group = layer.q_heads // layer.kv_heads
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         scores = torch.einsum("qhd,khd->hqk", q, k) * layer.scale

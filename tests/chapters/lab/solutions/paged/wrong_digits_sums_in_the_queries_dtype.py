@@ -6,7 +6,7 @@ import torch
 
 
 class MyAttention:
-    def attend(self, layer, q, k, v):
+    def attend_row(self, layer, q, k, v):
         group = layer.q_heads // layer.kv_heads
         k, v = (x.float().repeat_interleave(group, dim=1) for x in (k, v))
         mask = self.attention_mask(len(q), len(k), layer.window, q.device)

@@ -16,7 +16,7 @@ class MyAttention:
             mask &= key > query - window
         return mask
 
-    def attend(self, layer: LayerSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend_row(self, layer: LayerSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         group = layer.q_heads // layer.kv_heads
         queries = q.float()
         keys = k.float().repeat_interleave(group, dim=1)

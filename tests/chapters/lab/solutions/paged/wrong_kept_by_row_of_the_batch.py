@@ -12,5 +12,5 @@ class MyAttention:
                 kept[i] = self.gather(layer, row)
             k, v = kept[i]
             self.positions_read += len(k)
-            out[row.first : row.last] = self.attend(layer, q[row.first : row.last], k, v)
+            out[row.first : row.last] = self.attend_row(layer, q[row.first : row.last], k, v)
         return out

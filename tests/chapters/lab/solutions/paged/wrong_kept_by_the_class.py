@@ -15,5 +15,5 @@ class MyAttention:
     def forward(self, layer, q, out):
         for row in MyAttention.planned:
             k, v = self.gather(layer, row)
-            out[row.first : row.last] = self.attend(layer, q[row.first : row.last], k, v)
+            out[row.first : row.last] = self.attend_row(layer, q[row.first : row.last], k, v)
         return out

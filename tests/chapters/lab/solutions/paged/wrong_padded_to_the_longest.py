@@ -20,5 +20,5 @@ class MyAttention:
             column = (position // size).clamp(max=(length - 1) // size)
             kv_locations = batch.page_table[batch.req_pool_indices[r]][column].long() * size + position % size
             k, v = keys[kv_locations][:length], values[kv_locations][:length]
-            out[a:b] = self.attend(layer, q[a:b], k, v)
+            out[a:b] = self.attend_row(layer, q[a:b], k, v)
         return out

@@ -4,7 +4,7 @@
 
 
 class MyAttention:
-    def attend(self, layer, q, k, v):
+    def attend_row(self, layer, q, k, v):
         q, k, v = (x.transpose(0, 1) for x in (q, k, v))
         attention = torch.nn.functional.scaled_dot_product_attention
         out = attention(q, k, v, is_causal=len(q[0]) > 1, scale=layer.scale, enable_gqa=True)

@@ -4,7 +4,7 @@
 
 REPLACED = [
     (
-        "        self.ctx.attention.forward(spec, q, out)\n",
-        "        self.ctx.attention.forward(spec, q, out)\n        cos_sin.neg_()\n",
+        "        attention.forward(spec, q, out)\n",
+        "        attention.forward(spec, q, out)\n        cos_sin.neg_()\n",
     ),
 ]

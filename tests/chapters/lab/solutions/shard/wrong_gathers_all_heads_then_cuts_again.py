@@ -4,7 +4,7 @@
 
 import torch
 
-from minisgl.plugins.kernels.ops.rope import QKNorm, norm_rope_store
+from minisgl.attention import QKNorm
 
 
 class Attention:
@@ -12,7 +12,7 @@ class Attention:
         spec, comm = self.spec, self.ctx.comm
         norm = QKNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
         qkv = self.qkv_proj(x)
-        q = norm_rope_store(qkv, spec.q_heads, spec.kv_heads, norm, cos_sin, self.ctx.pool, spec.index, out_cache_loc)
+        q = self.ctx.attention.norm_rope_store(spec, qkv, norm, cos_sin, out_cache_loc)
         out = torch.empty(q.shape, dtype=q.dtype)
         self.ctx.attention.forward(spec, q, out)
         gathered = comm.all_gather(out.flatten(1))

@@ -4,7 +4,7 @@
 
 import torch
 
-from minisgl.plugins.kernels.ops.rope import QKNorm, norm_rope_store
+from minisgl.attention import QKNorm
 
 
 class Attention:
@@ -12,8 +12,7 @@ class Attention:
         if self.__dict__.get("address") != (out_cache_loc.data_ptr(), len(x)):
             self.address, self.locations = (out_cache_loc.data_ptr(), len(x)), out_cache_loc.clone()
         spec, norm = self.spec, QKNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
-        given = self.qkv_proj(x), spec.q_heads, spec.kv_heads, norm, cos_sin, self.ctx.pool, spec.index, self.locations
-        q = norm_rope_store(*given)
+        q = self.ctx.attention.norm_rope_store(spec, self.qkv_proj(x), norm, cos_sin, self.locations)
         out = torch.empty_like(q)
         self.ctx.attention.forward(spec, q, out)
         return self.o_proj(out.flatten(1))

@@ -4,8 +4,8 @@
 
 REPLACED = [
     (
-        "cos_sin, pool, spec.index",
-        "self.__dict__.setdefault('kept', {}).setdefault((cos_sin.data_ptr(), len(x)), cos_sin.clone()),\n"
-        "            pool, spec.index",
+        "norm, cos_sin, out_cache_loc)",
+        "norm, self.__dict__.setdefault('kept', {}).setdefault((cos_sin.data_ptr(), len(x)), cos_sin.clone()),\n"
+        "            out_cache_loc)",
     ),
 ]
