@@ -101,6 +101,9 @@ class ServerConfig:
     otlp_endpoint: str | None = None
     """The address of an OpenTelemetry collector, such as ``http://localhost:4318``, that gets a span of each generation
     (OTLP over HTTP). It needs ``minisgl[otel]``. Default: no traces."""
+    extensions: list[str] | None = None
+    """The extensions of the API server that are loaded, by name. An option of the server that belongs to another one is
+    refused. Default: all that the folder ``plugins/http`` has."""
 
 
 @dataclass

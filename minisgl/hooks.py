@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from minisgl.config import Config
     from minisgl.core import I32, EngineSpec, Req, Step, StepResult
+    from minisgl.server.extension import HttpExtension
 
 PROJECT = "minisgl"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -122,6 +123,22 @@ PARTS: Mapping[str, PartSpec] = MappingProxyType(
     }
 )
 """Group → what its dataclasses build."""
+
+
+# ---- the API server --------------------------------------------------------------------------------------
+
+
+@hookspec
+def minisgl_http(config: Config) -> HttpExtension | None:
+    """Build an extension of the API server, which may add routes, middleware, metrics and limits.
+
+    When: once in the API server's process, while the worker processes start. All plugins are called. Import FastAPI and
+    the like inside this hook, because every process of the server imports the plugin.
+
+    - ``config``: all options.
+
+    Returns: a `minisgl.server.extension.HttpExtension`. None: no extension, at no cost.
+    """
 
 
 # ---- models ----------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from minisgl.cluster.cluster import run_cluster
 from minisgl.cluster.options import ClusterConfig
 from minisgl.options.compose import plain_errors, run_cli
 from minisgl.server.cli import open_standard_streams
-from minisgl.server.serve import check_tls
+from minisgl.server.extension import load_extensions
 from minisgl.utils.log import setup_logging
 
 PROGRAM = "minisgl.cluster"
@@ -37,5 +37,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     config, manager = run_cli(words, ClusterConfig, PROGRAM, USAGE)
     setup_logging(config.log_level, config.log_format, "cluster")
     with plain_errors(PROGRAM):
-        check_tls(config.server)
+        load_extensions(config, names=["tls"] if config.server.tls_cert else [])  # a wrong file is an error now
         return run_cluster(config, manager, words)

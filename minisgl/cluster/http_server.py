@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from minisgl.config import ServerConfig
-from minisgl.server.connections import LISTEN, log_accept_errors, uvicorn_options
+from minisgl.config import Config, ServerConfig
+from minisgl.server.extension import load_extensions, shipped
+from minisgl.server.launcher import LISTEN
 from minisgl.utils.files import raise_file_limit
 
 CLOSE_SECONDS = 1
@@ -36,6 +39,11 @@ class HttpServer:
         self._listener = listener
         host, port = listener.getsockname()[:2]
         self.url = f"{'https' if options.tls_cert else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+        limited = Config(server=replace(options, max_connections=_connections(options.max_connections)))
+        names = [name for name in shipped() if name == "connections"] + (["tls"] if options.tls_cert else [])
+        uvicorn_options: dict[str, Any] = {"ws": "none"}
+        for extension in load_extensions(limited, names=names):
+            uvicorn_options |= extension.uvicorn_options()
         self._server = _Server(
             uvicorn.Config(
                 app,
@@ -45,18 +53,15 @@ class HttpServer:
                 lifespan="off",
                 server_header=False,  # the replicas' responses have these two
                 date_header=False,
-                ssl_certfile=options.tls_cert,
-                ssl_keyfile=options.tls_key,
                 timeout_graceful_shutdown=CLOSE_SECONDS,
                 timeout_keep_alive=60,
-                **uvicorn_options(_connections(options.max_connections), options.io_timeout),
+                **uvicorn_options,
             )
         )
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Begin to serve."""
-        log_accept_errors(asyncio.get_running_loop())
         self._task = asyncio.create_task(self._server.serve(sockets=[self._listener]))
         while not self._server.started and not self._task.done():
             await asyncio.sleep(START_POLL_SECONDS)

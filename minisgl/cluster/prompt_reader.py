@@ -21,7 +21,7 @@ from minisgl.cluster.kv_events import block_hashes, root_hash
 from minisgl.cluster.relay import PromptView
 from minisgl.core import I32, InvalidRequestError
 from minisgl.message import ChatPrompt, Prompt, TextPrompt, TokensPrompt, unpack_ids
-from minisgl.server.access import is_authorized
+from minisgl.server.app import is_authorized
 from minisgl.server.errors import ApiError
 from minisgl.server.protocol import ChatRequest, CompletionRequest, parse
 from minisgl.tokenizer.tokenizer import Tokenizer

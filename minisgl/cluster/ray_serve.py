@@ -57,7 +57,7 @@ from minisgl.options.compose import compose, split_plugins
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.server.app import BODY_BYTES_PER_TOKEN, MIN_BODY
 from minisgl.server.errors import ApiError
-from minisgl.server.middleware import RequestMiddleware, log_request
+from minisgl.server.request_record import RequestMiddleware, log_request
 from minisgl.utils.log import setup_logging
 from minisgl.utils.ports import free_port
 

@@ -18,8 +18,7 @@ from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
 from minisgl.cluster.upstream import UpstreamError
-from minisgl.server.access import is_authorized
-from minisgl.server.app import read_body
+from minisgl.server.app import is_authorized, read_body
 from minisgl.server.errors import ApiError
 from minisgl.server.generate import CLIENT_CLOSED_REQUEST, Json
 from minisgl.server.request_record import record_of

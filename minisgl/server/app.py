@@ -1,17 +1,19 @@
-"""The HTTP routes: those of the OpenAI API, ``/tokenize``, ``/detokenize``, ``/health``, ``/ready``, ``/metrics``.
+"""The HTTP routes: chats and completions of the OpenAI API, ``/v1/models``, ``/health``, ``/ready`` and ``/metrics``.
 
-Each route parses its request and passes it to the dispatcher. `minisgl.server.server_info` makes the answers that
-routers ask for: ``/server_info``, ``/model_info``, ``/get_load`` and ``/v1/loads``. Every error response is an OpenAI
-error object, also for an unknown route or a body that is not JSON.
+A chat in one look: `Api.read` parses its body, `Api.generate` submits it to the dispatcher and streams the replies.
+Extensions (`minisgl.server.extension`) add other routes with the same methods. Every error response is an OpenAI error
+object, also for an unknown route or a body that is not JSON.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import re
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import fastapi
@@ -19,31 +21,19 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
+from minisgl.config import Config
 from minisgl.core import SamplingParams, shorten
-from minisgl.message import Prompt, unpack_ids
-from minisgl.server.access import BrowserCheck, is_authorized
-from minisgl.server.dispatch import Dispatcher
+from minisgl.message import Prompt
+from minisgl.server.dispatch import Dispatcher, Stream
 from minisgl.server.errors import ApiError
-from minisgl.server.generate import CLIENT_CLOSED_REQUEST, Json, respond_json, respond_stream
+from minisgl.server.extension import HttpExtension
+from minisgl.server.generate import CLIENT_CLOSED_REQUEST, Json, ResponseBuilder, respond_json, respond_stream
 from minisgl.server.metrics import Metrics
-from minisgl.server.middleware import RequestMiddleware, log_request
-from minisgl.server.protocol import (
-    DEFAULT_MAX_TOKENS,
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeBody,
-    TokenizeBody,
-    check_work,
-    parse,
-    tokens_prompt,
-)
-from minisgl.server.request_record import Generation, RequestRecord, record_of
-from minisgl.server.responses import ResponseBuilder
-from minisgl.server.server_info import ServerInfo, loads, model_info, request_loads, server_info
+from minisgl.server.protocol import DEFAULT_MAX_TOKENS, ChatRequest, CompletionRequest, GenerateRequest, parse
+from minisgl.server.request_record import Generation, RequestMiddleware, log_request, record_of
 from minisgl.utils.version import __version__
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -59,91 +49,61 @@ _MEDIA = "unsupported_media_type"
 GET_OR_HEAD = ["GET", "HEAD"]
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The options that the routes need.
+class Api:
+    """What the routes have in common: they read bodies, submit requests and answer through this object.
 
-    They are the model's name in the API, the API key or None, the largest size of a body in bytes or None for the
-    default, which depends on the model's context, the longest time of a request in seconds or None, the prefix of all
-    paths, the origins whose pages may use the server, the allowed names in the header ``Host`` or None if it is not
-    checked, and the facts for ``/server_info`` and ``/model_info``.
+    ``sampling_defaults`` are the model's values of sampling parameters that a request leaves out, by name.
     """
 
-    model: str
-    api_key: str | None = None
-    max_body: int | None = None
-    request_timeout: float | None = None
-    root_path: str = ""
-    cors_origins: tuple[str, ...] = ()
-    allowed_hosts: tuple[str, ...] | None = None
-    info: ServerInfo = field(default_factory=ServerInfo)
+    def __init__(
+        self,
+        config: Config,
+        dispatcher: Dispatcher,
+        metrics: Metrics,
+        extensions: Sequence[HttpExtension] = (),
+        sampling_defaults: Mapping[str, Any] = MappingProxyType({}),
+    ):
+        self.config, self.dispatcher, self.metrics, self.extensions = config, dispatcher, metrics, extensions
+        self.model = config.server.served_model_name or config.model
+        self.sampling_defaults = sampling_defaults
+        dispatcher.make_room = self._make_room
 
-    @property
-    def sampling_defaults(self) -> Mapping[str, Any]:
-        """The model's values of sampling parameters that a request leaves out, by name."""
-        return self.info.sampling_defaults
+    # ---- what a request asks for -----------------------------------------------------------------------------
 
-    def body_limit(self, max_seq_len: int) -> int:
-        """Return the largest size of a body in bytes, for a server that allows ``max_seq_len`` tokens a request."""
-        return self.max_body or max(MIN_BODY, BODY_BYTES_PER_TOKEN * max_seq_len)
+    async def read(self, request: Request, kind: type[S], convert: Callable[[S], T]) -> tuple[S, T]:
+        """Read the body of ``request`` as a struct of type ``kind``. Return it, and what ``convert`` makes of it.
 
-
-def create_app(
-    dispatcher: Dispatcher,
-    settings: Settings,
-    metrics: Metrics,
-    on_end: Sequence[Callable[[RequestRecord], None]] = (),
-) -> ASGIApp:
-    """Build the ASGI application of the API server. It has no global state: all it uses are these arguments.
-
-    Each function of ``on_end`` is called with the record of every request whose response has ended.
-    """
-    app: ASGIApp = _routes(dispatcher, settings, metrics)
-    if settings.cors_origins:
-        app = CORSMiddleware(
-            app,
-            allow_origins=settings.cors_origins,
-            allow_methods=("GET", "HEAD", "POST"),
-            allow_headers=("*",),
-            expose_headers=("X-Request-Id",),
-        )
-    if settings.api_key is None:
-        app = BrowserCheck(app, settings.cors_origins, settings.allowed_hosts)
-    return RequestMiddleware(app, settings.root_path, (metrics.count_request, log_request, *on_end))
-
-
-def _routes(dispatcher: Dispatcher, settings: Settings, metrics: Metrics) -> FastAPI:
-    app = FastAPI(title="minisgl", version=__version__, openapi_url=None)
-    started = int(time.time())
-    timeout = settings.request_timeout
-    default_limit: int | None = settings.sampling_defaults.get("max_tokens")
-    too_long = f"The request took longer than {timeout or 0:g} s (server.request_timeout)."
-
-    def check_key(request: Request) -> None:
-        if not is_authorized(request.headers.get("authorization", ""), settings.api_key):
-            raise ApiError(401, "Incorrect API key provided: send Authorization: Bearer <key>.", code="invalid_api_key")
-
-    guarded = fastapi.APIRouter(dependencies=[fastapi.Depends(check_key)])
-
-    def check_model(name: str | None) -> None:
-        if name is not None and name != settings.model:
-            raise ApiError(
-                404, f"The model {shorten(repr(name))} does not exist here: this server has {settings.model!r}.",
-                "model", "model_not_found",
-            )  # fmt: skip
-
-    async def read(request: Request, kind: type[S], convert: Callable[[S], T]) -> tuple[S, T]:
-        """Read the body of ``request`` as a struct of type ``kind``. Return it, and what ``convert`` makes of it."""
+        Raise `ApiError` for a wrong body. A large body is parsed in another thread.
+        """
         check_body_headers(request.headers)
-        body = await read_body(request, settings.body_limit(dispatcher.max_seq_len))
+        max_seq_len = self.dispatcher.max_seq_len
+        body = await read_body(request, self.config.server.max_body or default_max_body(max_seq_len))
 
         def check_and_convert(parsed: S) -> T:
-            check_work(parsed, dispatcher.max_seq_len or None)
+            if max_seq_len:  # else the server is starting: it refuses the request anyway
+                for extension in self.extensions:
+                    extension.check_body(parsed, max_seq_len)
             return convert(parsed)
 
         return await parse_body(body, kind, check_and_convert)
 
+    def check_model(self, name: str | None) -> None:
+        """Raise `ApiError` (404) for the name of another model than the server's."""
+        if name is not None and name != self.model:
+            raise ApiError(
+                404, f"The model {shorten(repr(name))} does not exist here: this server has {self.model!r}.",
+                "model", "model_not_found",
+            )  # fmt: skip
+
+    def check_key(self, request: Request) -> None:
+        """Raise `ApiError` (401) unless the request has the API key, or the server has none."""
+        if not is_authorized(request.headers.get("authorization", ""), self.config.server.api_key):
+            raise ApiError(401, "Incorrect API key provided: send Authorization: Bearer <key>.", code="invalid_api_key")
+
+    # ---- requests to the workers -----------------------------------------------------------------------------
+
     async def generate(
+        self,
         request: Request,
         prompts: Sequence[Prompt],
         params: SamplingParams,
@@ -152,159 +112,145 @@ def _routes(dispatcher: Dispatcher, settings: Settings, metrics: Metrics) -> Fas
         stream_output: bool,
         max_tokens_from_context: bool = False,
     ) -> Response:
-        """Submit the prompts, and return the response. The request ends with an error after ``timeout``."""
+        """Submit the prompts, and return the response, which ``builder`` formats. Raise `ApiError` for a refusal."""
+        stream = self.submit(request, prompts, params, builder, max_tokens_from_context=max_tokens_from_context)
+        return await (respond_stream if stream_output else respond_json)(request, self.dispatcher, stream, builder)
+
+    def submit(
+        self,
+        request: Request,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        builder: ResponseBuilder,
+        *,
+        max_tokens_from_context: bool = False,
+    ) -> Stream:
+        """Submit the prompts, and return the stream of their replies. Raise `ApiError` for a refusal.
+
+        The request ends with an error after ``server.request_timeout``.
+        """
         record = record_of(request.scope)
-        stream = dispatcher.submit(prompts, params, max_tokens_from_context, record.id, record.client)
+        for extension in self.extensions:
+            extension.admit(prompts, params, record)
+        stream = self.dispatcher.submit(prompts, params, max_tokens_from_context, record.id, record.client)
         record.generation = Generation(
-            chat=builder.chat,
-            response_id=builder.id,
-            params=params,
-            uids=stream.uids,
-            arrival=record.arrival,
-            metrics=metrics.generations,
+            chat=builder.chat, response_id=builder.id, params=params, uids=stream.uids, arrival=record.arrival
         )
-        stream.listener = record.generation.add
+        watching = (extension.watch(record.generation) for extension in self.extensions)
+        stream.listeners = (record.generation.add, *(watch for watch in watching if watch is not None))
+        timeout = self.config.server.request_timeout
         if timeout is not None:
             expire = asyncio.get_running_loop().call_later
-            record.generation.timer = expire(timeout - record.seconds, dispatcher.expire, stream, too_long)
-        return await (respond_stream if stream_output else respond_json)(request, dispatcher, stream, builder)
+            record.generation.timer = expire(
+                timeout - record.seconds, self.dispatcher.expire, stream, _too_long(timeout)
+            )
+        return stream
 
-    async def query(reply: Awaitable[T]) -> T:
-        """Wait for the reply of a tokenizer. Raise `ApiError` (504) after ``timeout``."""
+    async def query(self, reply: Awaitable[T]) -> T:
+        """Wait for the reply of a worker. Raise `ApiError` (504) after ``server.request_timeout``."""
+        timeout = self.config.server.request_timeout
         try:
             async with asyncio.timeout(timeout):
                 return await reply
         except TimeoutError:
-            raise ApiError(504, too_long) from None
+            raise ApiError(504, _too_long(timeout)) from None
 
-    @guarded.post("/v1/chat/completions")
+    def _make_room(self, client: str, count: int, missing: int, num_open: Counter[Stream]) -> Sequence[Stream]:
+        made = (extension.make_room(client, count, missing, num_open) for extension in self.extensions)
+        return next((streams for streams in made if streams), ())
+
+
+def create_app(api: Api) -> ASGIApp:
+    """Build the ASGI application of the API server. It has no global state: all it uses is ``api``."""
+    routes = FastAPI(title="minisgl", version=__version__, openapi_url=None)
+    guarded = fastapi.APIRouter(dependencies=[fastapi.Depends(api.check_key)])
+    _add_openai_routes(guarded, api)
+    for extension in api.extensions:
+        extension.add_routes(guarded, api)
+    routes.include_router(guarded)
+    _add_probes(routes, api)
+    _add_error_handlers(routes)
+    app: ASGIApp = routes
+    for extension in api.extensions:
+        app = extension.wrap(app)
+    on_end = (api.metrics.count_request, log_request, *(extension.on_end for extension in api.extensions))
+    return RequestMiddleware(app, api.config.server.root_path, on_end)
+
+
+def _add_openai_routes(router: fastapi.APIRouter, api: Api) -> None:
+    dispatcher, started = api.dispatcher, int(time.time())
+    default_limit: int | None = api.sampling_defaults.get("max_tokens")
+
+    def builder_of(request: Request, body: GenerateRequest, chat: bool, logprobs: bool) -> ResponseBuilder:
+        return ResponseBuilder(
+            chat=chat,
+            model=api.model,
+            n=body.n,
+            logprobs=logprobs,
+            token_ids=body.return_token_ids,
+            include_usage=body.include_usage,
+            prompt_logprobs=body.prompt_logprobs is not None,
+            request_id=record_of(request.scope).id,
+        )
+
+    @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        body, prompt = await read(request, ChatRequest, ChatRequest.to_prompt)
-        check_model(body.model)
+        body, prompt = await api.read(request, ChatRequest, ChatRequest.to_prompt)
+        api.check_model(body.model)
         limit = body.token_limit
         if limit is None:
             limit = default_limit or max(dispatcher.max_seq_len, 1)
-        params = body.params(limit, body.num_logprobs, settings.sampling_defaults)
-        builder = ResponseBuilder(
-            chat=True,
-            model=settings.model,
-            n=body.n,
-            logprobs=body.logprobs,
-            token_ids=body.return_token_ids,
-            include_usage=body.include_usage,
-            prompt_logprobs=body.prompt_logprobs is not None,
-            request_id=record_of(request.scope).id,
-        )
-        return await generate(
-            request,
-            [prompt],
-            params,
-            builder,
-            stream_output=body.stream,
-            max_tokens_from_context=body.token_limit is None,
+        params = body.params(limit, body.num_logprobs, api.sampling_defaults)
+        builder = builder_of(request, body, True, body.logprobs)
+        fill = body.token_limit is None
+        return await api.generate(
+            request, [prompt], params, builder, stream_output=body.stream, max_tokens_from_context=fill
         )
 
-    @guarded.post("/v1/completions")
+    @router.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        body, prompts = await read(request, CompletionRequest, CompletionRequest.to_prompts)
-        check_model(body.model)
+        body, prompts = await api.read(request, CompletionRequest, CompletionRequest.to_prompts)
+        api.check_model(body.model)
         limit = body.max_tokens
         if limit is None:
             limit = min(DEFAULT_MAX_TOKENS, default_limit or DEFAULT_MAX_TOKENS)
-        params = body.params(limit, body.logprobs, settings.sampling_defaults)
-        builder = ResponseBuilder(
-            chat=False,
-            model=settings.model,
-            n=body.n,
-            logprobs=body.logprobs is not None,
-            token_ids=body.return_token_ids,
-            include_usage=body.include_usage,
-            prompt_logprobs=body.prompt_logprobs is not None,
-            request_id=record_of(request.scope).id,
-        )
-        return await generate(
-            request,
-            prompts,
-            params,
-            builder,
-            stream_output=body.stream,
-        )
+        params = body.params(limit, body.logprobs, api.sampling_defaults)
+        builder = builder_of(request, body, False, body.logprobs is not None)
+        return await api.generate(request, prompts, params, builder, stream_output=body.stream)
 
     def model_card() -> dict[str, object]:
         if dispatcher.spec is None:  # clients take a model card as the sign that the server is ready
             raise ApiError(503, dispatcher.reason)
-        card = {"id": settings.model, "object": "model", "created": started, "owned_by": "minisgl"}
+        card = {"id": api.model, "object": "model", "created": started, "owned_by": "minisgl"}
         return {**card, "max_model_len": dispatcher.max_seq_len}
 
-    @guarded.api_route("/v1/models", methods=GET_OR_HEAD)
+    @router.api_route("/v1/models", methods=GET_OR_HEAD)
     async def models() -> Response:
         return Json({"object": "list", "data": [model_card()]})
 
-    @guarded.api_route("/v1/models/{name:path}", methods=GET_OR_HEAD)
+    @router.api_route("/v1/models/{name:path}", methods=GET_OR_HEAD)
     async def model(name: str) -> Response:
-        check_model(name)
+        api.check_model(name)
         return Json(model_card())
 
-    @guarded.post("/tokenize")
-    async def tokenize(request: Request) -> Response:
-        body, prompt = await read(request, TokenizeBody, TokenizeBody.to_prompt)
-        check_model(body.model)
-        reply = await query(dispatcher.tokenize(prompt, body.return_token_strs))
-        if reply.error is not None:
-            raise ApiError.from_finished(reply.error)
-        tokens = unpack_ids(reply.ids).tolist()
-        result = {"count": len(tokens), "max_model_len": dispatcher.max_seq_len, "tokens": tokens}
-        return Json({**result, "token_strs": reply.token_strs} if body.return_token_strs else result)
 
-    @guarded.post("/detokenize")
-    async def detokenize(request: Request) -> Response:
-        body, prompt = await read(request, DetokenizeBody, lambda body: tokens_prompt(body.tokens, "tokens"))
-        check_model(body.model)
-        reply = await query(dispatcher.detokenize(prompt.ids))
-        if reply.error is not None:
-            raise ApiError.from_finished(reply.error)
-        return Json({"prompt": reply.text})
-
-    @guarded.api_route("/server_info", methods=GET_OR_HEAD)
-    async def read_server_info() -> Response:
-        dispatcher.check_open()
-        assert dispatcher.spec is not None
-        return Json(server_info(settings.info, settings.model, dispatcher.spec))
-
-    @guarded.api_route("/model_info", methods=GET_OR_HEAD)
-    async def read_model_info() -> Response:
-        return Json(model_info(settings.info))
-
-    @guarded.api_route("/get_load", methods=GET_OR_HEAD)
-    async def read_request_loads() -> Response:
-        stats = await dispatcher.stats()
-        assert dispatcher.spec is not None
-        return Json(request_loads(dispatcher.spec, stats))
-
-    @guarded.api_route("/v1/loads", methods=GET_OR_HEAD)
-    async def read_loads() -> Response:
-        stats = await dispatcher.stats()
-        assert dispatcher.spec is not None
-        return Json(loads(dispatcher.spec, stats))
-
+def _add_probes(app: FastAPI, api: Api) -> None:
     @app.api_route("/health", methods=GET_OR_HEAD)
     async def health() -> Response:
-        dispatcher.check_healthy()
+        api.dispatcher.check_healthy()
         return Json({"status": "ok"})
 
     @app.api_route("/ready", methods=GET_OR_HEAD)
     async def ready() -> Response:
-        dispatcher.check_healthy()
-        dispatcher.check_open(1)
+        api.dispatcher.check_healthy()
+        api.dispatcher.check_open(1)
         return Json({"status": "ready"})
 
     @app.api_route("/metrics", methods=GET_OR_HEAD)
     async def read_metrics() -> Response:
-        return Response(await metrics.text(dispatcher), media_type="text/plain; version=0.0.4")
-
-    app.include_router(guarded)
-    _add_error_handlers(app)
-    return app
+        stats = await api.dispatcher.stats()
+        texts = [api.metrics.text(api.dispatcher, stats), *(each.metrics(stats) for each in api.extensions)]
+        return Response(b"".join(texts), media_type="text/plain; version=0.0.4")
 
 
 def _add_error_handlers(app: FastAPI) -> None:
@@ -324,6 +270,26 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def internal_error(request: Request, error: Exception) -> Response:
         return Json(ApiError(500, f"The server failed: {type(error).__name__}.").body, status_code=500)
+
+
+def is_authorized(given: str, api_key: str | None) -> bool:
+    """Return whether a header ``Authorization`` has the API key. Each has if ``api_key`` is None.
+
+    The name of its scheme, ``Bearer``, may have capital and small letters (RFC 9110, section 11.1).
+    """
+    scheme, _, key = given.partition(" ")
+    if api_key is None:
+        return True
+    return scheme.lower() == "bearer" and hmac.compare_digest(key.strip(" ").encode("latin-1"), api_key.encode())
+
+
+def default_max_body(max_seq_len: int) -> int:
+    """Return the default of ``server.max_body`` for a server that allows ``max_seq_len`` tokens a request."""
+    return max(MIN_BODY, BODY_BYTES_PER_TOKEN * max_seq_len)
+
+
+def _too_long(timeout: float | None) -> str:
+    return f"The request took longer than {timeout or 0:g} s (server.request_timeout)."
 
 
 def check_body_headers(headers: Headers) -> None:

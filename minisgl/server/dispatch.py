@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -41,8 +42,6 @@ from minisgl.message import (
     num_ids,
 )
 from minisgl.server.errors import ApiError
-from minisgl.server.shares import DISPLACED, Shares, default_choices
-from minisgl.server.stream import Stream
 
 R = TypeVar("R", bound=Message)
 State = Literal["starting", "ready", "draining", "dead"]
@@ -50,19 +49,88 @@ PING_SECONDS = 1.0
 """Seconds between two pings of each worker."""
 MAX_UNANSWERED = 20
 """Number of pings that a worker may leave without an answer, as in a long step, before ``/health`` answers 503."""
+DISPLACED = (
+    "The server has too many open requests (server.max_queued), of which this client or this request had more than its "
+    "share: try again later, or with fewer prompts or a smaller n."
+)
+"""The error message of a request that was ended to make room."""
 _BATCH = 64
 """The largest number of messages that are received before other tasks of the event loop run."""
+
+
+class Stream:
+    """The replies to the requests of one HTTP request.
+
+    An HTTP request has one request for each choice of each prompt: ``uids``. An event is ``(index, delta)``, where
+    ``index`` is the request's position in ``uids``. ``tokenizer`` is the index of the tokenizer that got the requests.
+    ``client`` says whose HTTP request it is. Each of ``listeners`` is called with every event at its arrival.
+    """
+
+    def __init__(self, uids: Sequence[int], tokenizer: int, client: str = ""):
+        self.uids, self.tokenizer, self.client = uids, tokenizer, client
+        self.listeners: Sequence[Callable[[int, Delta], None]] = ()
+        self._open = len(uids)  # the number of requests without their final reply
+        self._events: list[tuple[int, Delta]] = []
+        self._accepted = 0
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, index: int, delta: Delta) -> None:
+        """Add an event. The dispatcher calls this."""
+        if delta.finish is not None:
+            self._open -= 1
+        self._events.append((index, delta))
+        self._wake()
+        for listener in self.listeners:
+            listener(index, delta)
+
+    def accept(self) -> None:
+        """Count one more request that the scheduler accepted. The dispatcher calls this."""
+        self._accepted += 1
+        self._wake()
+
+    async def wait_until_accepted(self) -> None:
+        """Wait until the scheduler has accepted every request, or an event has arrived, such as a refusal."""
+        while self._accepted < len(self.uids) and not self._events:
+            await self._wait()
+
+    @property
+    def done(self) -> bool:
+        """Whether `get` has returned every final reply."""
+        return self._open == 0 and not self._events
+
+    def peek(self) -> list[Delta]:
+        """Return the deltas that have arrived and were not returned by `get`. The next `get` returns them too."""
+        return [delta for _, delta in self._events]
+
+    async def get(self) -> list[tuple[int, Delta]]:
+        """Return the events that have arrived since the last call, in order. Wait for an event if there is none."""
+        while not self._events:
+            await self._wait()
+        events, self._events = self._events, []
+        return events
+
+    async def _wait(self) -> None:
+        """Wait for the next `put` or `accept`. One task waits at a time. For each token: `asyncio.Event` costs more."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+MakeRoom = Callable[[str, int, int, Counter[Stream]], Sequence[Stream]]
 
 
 class Dispatcher:
     """The open requests of a server, and the sockets to its worker processes.
 
     New requests are accepted only while ``state`` is "ready"; otherwise they are refused with ``reason``. ``max_open``
-    is the largest number of open requests, and ``max_choices`` that of one HTTP request (default: `default_choices`).
-    ``spec`` is None until the engine is ready.
+    is the largest number of open requests. If a new request finds no room, ``make_room`` may name open streams that end
+    in its place: see `HttpExtension.make_room`. ``spec`` is None until the engine is ready.
     """
 
-    def __init__(self, addresses: Addresses, max_open: int, max_choices: int | None = None):
+    def __init__(self, addresses: Addresses, max_open: int):
         self._context = zmq.Context()
         self._inbox = Pull(self._context, addresses.api)
         self._tokenizers = [Push(self._context, address) for address in addresses.tokenizers]
@@ -76,8 +144,7 @@ class Dispatcher:
         self._requests: dict[int, tuple[Stream, int]] = {}  # uid of an open request -> its stream and index
         self._queries: dict[int, asyncio.Future[Any]] = {}  # uid of a query without a reply -> its reply
         self._max_open = max_open
-        self._max_choices = default_choices(max_open) if max_choices is None else max_choices
-        self._shares = Shares(max_open)
+        self.make_room: MakeRoom = lambda client, count, missing, num_open: ()
         self._idle = asyncio.Event()
         self._idle.set()
         self.state: State = "starting"
@@ -124,12 +191,9 @@ class Dispatcher:
 
         The stream has the first prompt's ``n`` requests first, then the second prompt's, and so on. See `Submit` for
         ``max_tokens_from_context`` and ``request_id``. Raise `ApiError` (400), before anything is sent to another
-        process, for too many choices and for a prompt of too many token ids. Raise `ApiError` (503) if the server
-        accepts no new request. If too many requests are open, requests of a client that has more than its share are
-        ended with this error instead: see `Shares`.
+        process, for a prompt of too many token ids. Raise `ApiError` (503) if the server accepts no new request.
         """
         self._check_state()
-        self.check_choices(len(prompts), params.n)
         assert self.spec is not None
         for prompt in prompts:
             if isinstance(prompt, TokensPrompt):
@@ -146,10 +210,9 @@ class Dispatcher:
             ).encode()
             for i, prompt in enumerate(prompts)
         ]
-        self._displace_for(client, len(uids))
+        self._ensure_room(client, len(uids))
         tokenizer = next(self._next_tokenizer)
         stream = Stream(uids, tokenizer, client)
-        self._shares.add(stream)
         self._requests.update((uid, (stream, index)) for index, uid in enumerate(uids))
         self._idle.clear()
         try:
@@ -166,17 +229,6 @@ class Dispatcher:
         if self.num_open + more > self._max_open:
             raise self._overloaded()
 
-    def check_choices(self, num_prompts: int, n: int) -> None:
-        """Raise `ApiError` (400) for more choices than one HTTP request may have: ``n`` for each prompt."""
-        if num_prompts * n > self._max_choices:
-            raise ApiError(
-                400,
-                f"The request asks for {num_prompts * n} choices: n={n} for each of {num_prompts} prompts. A request "
-                f"may have at most {self._max_choices} (server.max_choices): send several requests.",
-                "prompt" if num_prompts > 1 else "n",
-                "invalid_value",
-            )
-
     def _check_state(self) -> None:
         if self.state != "ready":
             raise ApiError(503, self.reason)
@@ -185,15 +237,19 @@ class Dispatcher:
         message = f"Too many requests are open ({self.num_open} of {self._max_open}): try again later."
         return ApiError(503, message, code="overloaded", headers={"retry-after": "1"})
 
-    def _displace_for(self, client: str, count: int) -> None:
-        """Make room for ``count`` requests of ``client``. Raise `ApiError` (503) if no client has too much of it."""
+    def _ensure_room(self, client: str, count: int) -> None:
+        """Raise `ApiError` (503) if there is no room for ``count`` requests, and ``make_room`` names no other streams.
+
+        The requests of those streams end with this error instead.
+        """
         missing = self.num_open + count - self._max_open
-        if missing > 0:
-            displaced = self._shares.over_share(client, count, missing)
-            if not displaced:
-                raise self._overloaded()
-            for stream in displaced:
-                self._end(stream, DISPLACED, 503)
+        if missing <= 0:
+            return
+        ended = self.make_room(client, count, missing, Counter(stream for stream, _ in self._requests.values()))
+        if not ended:
+            raise self._overloaded()
+        for stream in ended:
+            self._end(stream, DISPLACED, 503)
 
     def abort(self, stream: Stream) -> None:
         """Abort the stream's open requests. Nothing happens if all of them have had their final reply.
@@ -202,7 +258,6 @@ class Dispatcher:
         """
         open_uids = [uid for uid in stream.uids if self._requests.pop(uid, None) is not None]
         if open_uids:
-            self._shares.remove(stream, len(open_uids))
             self._check_idle()
             self._tokenizers[stream.tokenizer].send(Abort(open_uids))
 
@@ -319,7 +374,6 @@ class Dispatcher:
         stream, index = request
         if delta.finish is not None:
             del self._requests[delta.uid]
-            self._shares.remove(stream, 1)
             self._check_idle()
         stream.put(index, delta)
 

@@ -1,13 +1,16 @@
-"""The responses to generation requests: wait for the output and send it, or abort if the client disconnects.
+"""The responses to generation requests, in full or as a stream: their bodies, and the wait for their output.
 
-This module knows ASGI and the dispatcher. `minisgl.server.responses` builds the bodies of the responses.
+`ResponseBuilder` formats chats and plain completions as the OpenAI API does; a subclass may have another format.
+`respond_json` and `respond_stream` wait for the output and send it, or abort if the client disconnects.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,11 +19,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from minisgl.core import Finished
-from minisgl.message import Delta
-from minisgl.server.dispatch import Dispatcher
+from minisgl.message import Delta, PromptLogprob, TokenLogprob
+from minisgl.server.dispatch import Dispatcher, Stream
 from minisgl.server.errors import ApiError
-from minisgl.server.responses import Choice, ResponseBuilder
-from minisgl.server.stream import Stream
 
 T = TypeVar("T")
 CLIENT_CLOSED_REQUEST = 499
@@ -29,6 +30,194 @@ CLIENT_CLOSED_REQUEST = 499
 MAX_SILENCE = 0.05
 """Seconds after which tokens without text are sent as a chunk with an empty text, so that a client sees that the server
 computes its request. Special tokens have no text, and the beginning of a stop string is held back."""
+_MIN_LOGPROB = -9999.0
+"""The smallest log-probability in a response. It replaces minus infinity, which JSON can't represent."""
+
+
+@dataclass
+class Choice:
+    """The output of one choice: all of it for a full response, or the part for the next chunk of a stream.
+
+    ``index`` is the choice's position in the response.
+    """
+
+    index: int
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[list[PromptLogprob] | None] = field(default_factory=list)
+    finish: Finished | None = None
+    offset: int = 0  # with logprobs: the number of characters of the tokens in the choice's earlier chunks
+
+    def add(self, delta: Delta) -> None:
+        """Append a delta of this choice's request."""
+        self.text += delta.text
+        self.tokens += delta.tokens
+        self.logprobs += delta.logprobs
+        self.prompt_logprobs += delta.prompt_logprobs
+        self.finish = delta.finish
+
+    def next_chunk(self) -> Choice:
+        """Return an empty `Choice` for the same index, which collects the output for the chunk after this one."""
+        return Choice(self.index, offset=self.offset + sum(len(token.text) for token in self.logprobs))
+
+
+class ResponseBuilder:
+    """The builder of the response to one HTTP request, in the format of chat completions or of plain completions.
+
+    `full` builds the body of a response that is not streamed. For a streamed response, `first_chunk`, `chunk`,
+    `usage_chunk` and `error` build the bodies of its events, which `encode` makes bytes. ``n`` is the number of choices
+    of each prompt. ``logprobs`` and ``token_ids`` add these fields to the choices. ``include_usage`` adds the usage to
+    a stream. ``prompt_logprobs`` adds the prompt's log-probabilities to a response that is not streamed. The response's
+    id ends in ``request_id``.
+    """
+
+    def __init__(
+        self,
+        *,
+        chat: bool,
+        model: str,
+        n: int,
+        logprobs: bool,
+        token_ids: bool,
+        include_usage: bool,
+        prompt_logprobs: bool = False,
+        request_id: str | None = None,
+    ):
+        self.chat, self.model, self.n = chat, model, n
+        self.logprobs, self.token_ids, self.include_usage = logprobs, token_ids, include_usage
+        self.prompt_logprobs = prompt_logprobs
+        self.id = f"{'chatcmpl' if chat else 'cmpl'}-{request_id or uuid.uuid4().hex}"
+        self.created = int(time.time())
+
+    def full(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """Return the body of a response that is not streamed."""
+        body = []
+        for choice in choices:
+            if self.chat:
+                content: dict[str, Any] = {"message": {"role": "assistant", "content": choice.text, "refusal": None}}
+            else:
+                content = {"text": choice.text}
+            if self.prompt_logprobs and not self.chat:  # the first choice of a prompt reports them for all
+                first = choices[choice.index - choice.index % self.n]
+                content["prompt_logprobs"] = _prompt_logprobs(first)
+            body.append({"index": choice.index, **content, **self._common_fields(choice, self.logprobs)})
+        kind = "chat.completion" if self.chat else "text_completion"
+        response = {**self._head(kind), "choices": body, "usage": self.usage([c.finish for c in choices])}
+        if self.prompt_logprobs and self.chat:  # a chat has one prompt
+            response["prompt_logprobs"] = _prompt_logprobs(choices[0])
+        return response
+
+    def first_chunk(self, index: int) -> dict[str, Any] | None:
+        """Return the first chunk of a choice. It has the role of a chat message; a plain completion has none."""
+        if not self.chat:
+            return None
+        delta = {"role": "assistant", "content": ""}
+        return self._chunk({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})
+
+    def chunk(self, choice: Choice) -> dict[str, Any]:
+        """Return the chunk with the output of a choice since its last chunk."""
+        if self.chat:
+            content: dict[str, Any] = {
+                "delta": {"content": choice.text} if choice.text or choice.finish is None else {}
+            }
+        else:
+            content = {"text": choice.text}
+        return self._chunk({"index": choice.index, **content, **self._common_fields(choice, bool(choice.logprobs))})
+
+    def usage_chunk(self, ends: Sequence[Finished | None]) -> dict[str, Any] | None:
+        """Return the last chunk of a stream, which has the usage, or None if the client did not ask for the usage."""
+        return {**self._chunk(), "usage": self.usage(ends)} if self.include_usage else None
+
+    def error(self, error: ApiError) -> dict[str, Any]:
+        """Return the last event of a stream that fails."""
+        return error.body
+
+    def encode(self, events: Sequence[dict[str, Any] | None]) -> bytes:
+        """Return events as they are sent. None is no event."""
+        return b"".join([b"data: %b\n\n" % msgspec.json.encode(event) for event in events if event is not None])
+
+    def end(self, ends: Sequence[Finished | None]) -> bytes:
+        """Return the end of a stream, as it is sent."""
+        return self.encode([self.usage_chunk(ends)]) + b"data: [DONE]\n\n"
+
+    def usage(self, ends: Sequence[Finished | None]) -> dict[str, Any]:
+        """Return the token counts over all choices. A prompt counts once, although ``n`` choices share it."""
+        finished = [end for end in ends if end is not None]
+        first_choices = finished[:: self.n]
+        prompt_tokens = sum(end.prompt_tokens for end in first_choices)
+        output_tokens = sum(end.output_tokens for end in finished)
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": output_tokens,
+            "total_tokens": prompt_tokens + output_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(end.cached_tokens for end in first_choices)},
+        }
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def _chunk(self, *choices: dict[str, Any]) -> dict[str, Any]:
+        chunk = {**self._head("chat.completion.chunk" if self.chat else "text_completion"), "choices": choices}
+        return {**chunk, "usage": None} if self.include_usage else chunk
+
+    def _common_fields(self, choice: Choice, with_logprobs: bool) -> dict[str, Any]:
+        """Return the fields of a choice that chat and plain completions share."""
+        format_logprobs = _chat_logprobs if self.chat else _completion_logprobs
+        fields = {
+            "logprobs": format_logprobs(choice) if with_logprobs else None,
+            "finish_reason": choice.finish.finish_reason if choice.finish is not None else None,
+        }
+        return {**fields, "token_ids": choice.tokens} if self.token_ids else fields
+
+
+def _chat_logprobs(choice: Choice) -> dict[str, Any]:
+    def entry(token: TokenLogprob) -> dict[str, Any]:
+        return {"token": token.text, "logprob": max(token.logprob, _MIN_LOGPROB), "bytes": list(token.raw)}
+
+    content = [{**entry(t), "top_logprobs": [entry(top) for top in t.top]} for t in choice.logprobs]
+    return {"content": content, "refusal": None}
+
+
+def _completion_logprobs(choice: Choice) -> dict[str, Any]:
+    offsets, offset = [], choice.offset
+    for token in choice.logprobs:
+        offsets.append(offset)
+        offset += len(token.text)
+    return {
+        "tokens": [_name(token) for token in choice.logprobs],
+        "token_logprobs": [max(token.logprob, _MIN_LOGPROB) for token in choice.logprobs],
+        "top_logprobs": [
+            {_name(top): max(top.logprob, _MIN_LOGPROB) for top in (*token.top, token)} for token in choice.logprobs
+        ],
+        "text_offset": offsets,
+    }
+
+
+def _prompt_logprobs(choice: Choice) -> list[dict[str, Any] | None]:
+    """Return the prompt's log-probabilities in vLLM's format: for each position, token id → log-probability."""
+    return [
+        {
+            str(p.token): {"logprob": max(p.logprob, _MIN_LOGPROB), "rank": p.rank, "decoded_token": p.text}
+            for p in position
+        }
+        if position is not None
+        else None
+        for position in choice.prompt_logprobs
+    ]
+
+
+def _name(token: TokenLogprob) -> str:
+    """Return a name for a token: its text, or its bytes if they are not complete characters.
+
+    The bytes keep the names of two such tokens different. Their texts, which contain U+FFFD, could be the same.
+    """
+    if "\ufffd" not in token.text:
+        return token.text
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.raw)
+
+
+# ---- sending ---------------------------------------------------------------------------------------------------
 
 
 class Json(Response):
@@ -100,16 +289,16 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         choices = [Choice(index) for index in range(len(stream.uids))]  # the output since the last chunk of each choice
         ends: list[Finished | None] = [None] * len(choices)
-        body = _encode([builder.first_chunk(choice.index) for choice in choices])
+        body = builder.encode([builder.first_chunk(choice.index) for choice in choices])
         self._sent = [time.monotonic()] * len(choices)
         try:
             while not stream.done:
                 if body:
                     await send({"type": "http.response.body", "body": body, "more_body": True})
                 body = self._next_chunks(await stream.get(), choices, ends)
-            body += _encode([builder.usage_chunk(ends)]) + b"data: [DONE]\n\n"
+            body += builder.end(ends)
         except ApiError as error:
-            body = _encode([error.body])
+            body = builder.encode([builder.error(error)])
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
     def _next_chunks(
@@ -134,11 +323,7 @@ class EventStream(Response):
                 self._sent[index] = now
                 chunks.append(self._builder.chunk(choice))
                 choices[index] = choice.next_chunk()
-        return _encode(chunks)
-
-
-def _encode(events: Sequence[dict[str, Any] | None]) -> bytes:
-    return b"".join([b"data: %b\n\n" % msgspec.json.encode(event) for event in events if event is not None])
+        return self._builder.encode(chunks)
 
 
 def _check(delta: Delta, builder: ResponseBuilder) -> None:

@@ -17,25 +17,26 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import uvicorn
 
 from minisgl.config import Config, ConfigError
 from minisgl.message import Addresses
+from minisgl.models.generation_config import default_sampling_params
+from minisgl.models.resolve import resolve_model
 from minisgl.plugin_manager.manager import PluginManager
-from minisgl.server.access import is_loopback
-from minisgl.server.app import Settings, create_app
-from minisgl.server.connections import LISTEN, log_accept_errors, uvicorn_options
+from minisgl.server.app import Api, create_app
 from minisgl.server.dispatch import PING_SECONDS, Dispatcher
+from minisgl.server.extension import check_options, load_extensions
 from minisgl.server.metrics import Metrics
-from minisgl.server.server_info import ServerInfo
-from minisgl.server.tracing import Tracer, otlp_processor
 from minisgl.server.worker_pool import Worker, WorkerPool
 from minisgl.server.worker_process import SIGNALS
 
 log = logging.getLogger(__name__)
 
+LISTEN = 2048
+"""The largest number of connections that wait until the server accepts them."""
 UNHEALTHY_GRACE_SECONDS = 1.0
 """Seconds after the death of a worker in which ``/health`` answers 503, before the server exits."""
 SHUTDOWN_GRACE_SECONDS = 1.0
@@ -79,13 +80,12 @@ class Launcher:
         self._config, self._plugin_manager, self._addresses = config, manager, addresses
         self._worker_pool, self._listener = worker_pool, listener
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
-        self._model_name = config.server.served_model_name or config.model
-        self._tracer: Tracer | None = None
+        self._extensions = load_extensions(config, manager)
+        check_options(config.server, self._extensions)
 
     async def run(self) -> int:
         """Run the server until it ends. Return the exit status of the program."""
         loop = asyncio.get_running_loop()
-        log_accept_errors(loop)
         for number in SIGNALS:
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                 continue  # nohup: the server goes on when its terminal is closed
@@ -94,8 +94,7 @@ class Launcher:
         for worker in self._worker_pool.workers:
             for descriptor in (worker.pipe.fileno(), worker.process.sentinel):
                 loop.add_reader(descriptor, self._on_worker_event, worker, descriptor)
-        server = self._config.server
-        self._dispatcher = Dispatcher(self._addresses, server.max_queued, server.max_choices)
+        self._dispatcher = Dispatcher(self._addresses, self._config.server.max_queued)
         self._metrics = Metrics(self._plugin_calls)
         self._serve_http()
         try:
@@ -114,8 +113,8 @@ class Launcher:
                 {self._http_task}, timeout=SHUTDOWN_GRACE_SECONDS + (self._http.config.timeout_graceful_shutdown or 0)
             )
             self._dispatcher.close()
-            if self._tracer is not None:
-                self._tracer.close(SHUTDOWN_GRACE_SECONDS)
+            for extension in self._extensions:
+                extension.close(SHUTDOWN_GRACE_SECONDS)
 
     def _on_worker_event(self, worker: Worker, descriptor: int) -> None:
         """Read the reports of a worker whose pipe or sentinel became readable, and wake the launcher."""
@@ -135,34 +134,19 @@ class Launcher:
                 yield from ((worker.role, *call) for call in worker.plugin_calls.calls)
 
     def _serve_http(self) -> None:
-        server = self._config.server
-        settings = Settings(
-            model=self._model_name,
-            api_key=server.api_key,
-            max_body=server.max_body,
-            request_timeout=server.request_timeout,
-            root_path=server.root_path,
-            cors_origins=tuple(server.cors_origins),
-            allowed_hosts=tuple(server.allowed_hosts) if is_loopback(server.host) else None,
-            info=ServerInfo.of(self._config),
-        )
-        if server.otlp_endpoint is not None:
-            self._tracer = Tracer(otlp_processor(server.otlp_endpoint), self._model_name)
-        on_end = () if self._tracer is None else (self._tracer.add,)
-        app = create_app(self._dispatcher, settings, self._metrics, on_end)
-        self._http = _Http(
-            uvicorn.Config(
-                app,
-                log_config=None,  # uvicorn's loggers use the handler of setup_logging
-                access_log=False,  # minisgl.server.middleware has its own
-                lifespan="off",
-                ssl_certfile=server.tls_cert,
-                ssl_keyfile=server.tls_key,
-                timeout_graceful_shutdown=int(SHUTDOWN_GRACE_SECONDS),
-                timeout_keep_alive=60,
-                **uvicorn_options(server.max_connections, server.io_timeout),
-            )
-        )
+        defaults = default_sampling_params(self._config, resolve_model(self._config.model))
+        self._api = Api(self._config, self._dispatcher, self._metrics, self._extensions, defaults)
+        options: dict[str, Any] = {
+            "log_config": None,  # uvicorn's loggers use the handler of setup_logging
+            "access_log": False,  # minisgl.server.request_record has its own
+            "lifespan": "off",
+            "ws": "none",
+            "timeout_graceful_shutdown": int(SHUTDOWN_GRACE_SECONDS),
+            "timeout_keep_alive": 60,
+        }
+        for extension in self._extensions:
+            options |= extension.uvicorn_options()
+        self._http = _Http(uvicorn.Config(create_app(self._api), **options))
         self._http_task = asyncio.create_task(self._http.serve(sockets=[self._listener]))
         self._http_task.add_done_callback(lambda _: self._events.put_nowait(_Event("http")))
 
@@ -196,9 +180,10 @@ class Launcher:
             assert worker.ready is not None
             assert worker.process.pid is not None
             self._metrics.add_process(worker.role, worker.process.pid, worker.ready.plugins)
-        self._metrics.begin(self._model_name, leader.spec)
         self._dispatcher.begin(leader.spec)
-        self._listener.listen(LISTEN)  # uvicorn has set it to the number of connections that it accepts in one turn
+        self._listener.listen(LISTEN)  # `minisgl.plugins.http.connections` lets uvicorn set a smaller number
+        for extension in self._extensions:
+            extension.begin(self._api)
         host, port = self._listener.getsockname()[:2]
         scheme = "https" if self._config.server.tls_cert else "http"
         url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"

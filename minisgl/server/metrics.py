@@ -12,12 +12,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from minisgl.core import PER_POSITION, EngineSpec
+from minisgl.core import PER_POSITION
 from minisgl.message import Stats
 from minisgl.server.dispatch import Dispatcher
 from minisgl.server.generate import CLIENT_CLOSED_REQUEST
 from minisgl.server.request_record import RequestRecord
-from minisgl.server.vllm_metrics import VllmMetrics
 
 _GAUGE_PREFIX = "num_"
 """The prefix of the scheduler's counts that rise and fall (gauges). All other counts only rise (counters)."""
@@ -33,7 +32,6 @@ class Metrics:
     def __init__(self, plugin_calls: Callable[[], Iterable[tuple[str, str, str, str, str, int]]] = tuple):
         self._plugin_calls = plugin_calls
         self._registry = CollectorRegistry()
-        self._generations: VllmMetrics | None = None
         self._requests = Counter(
             "minisgl_http_requests", "HTTP requests answered", ["route", "status"], registry=self._registry
         )
@@ -52,16 +50,6 @@ class Metrics:
             registry=self._registry,
         )
 
-    @property
-    def generations(self) -> VllmMetrics:
-        """The metrics of generations. There is none before `begin`."""
-        assert self._generations is not None
-        return self._generations
-
-    def begin(self, model_name: str, spec: EngineSpec) -> None:
-        """Count generations from now on. The launcher calls this when the engine is ready."""
-        self._generations = VllmMetrics(model_name, spec)
-
     def add_process(self, role: str, pid: int, plugins: Iterable[tuple[str, str, str]] = ()) -> None:
         """Add a process of the server, and the plugins that it loaded, each as name, path and SHA-256."""
         self._processes.labels(role, pid).set(1)
@@ -72,17 +60,15 @@ class Metrics:
         """Count a response by route and status. A request without a response, of a client that has gone, is a 499."""
         self._requests.labels(record.route, record.status or CLIENT_CLOSED_REQUEST).inc()
 
-    async def text(self, dispatcher: Dispatcher) -> bytes:
-        """Return all metrics with their current values. Raise `ApiError` (503) if the server is not running."""
-        stats = await dispatcher.stats()
+    def text(self, dispatcher: Dispatcher, stats: Stats) -> bytes:
+        """Return all metrics with their current values. ``stats`` are the scheduler's counts."""
         self._open.set(dispatcher.num_open)
         for process, count in dispatcher.dropped.items():
             self._dropped.labels(process).set(count)
         scheduler = CollectorRegistry()
         scheduler.register(_SchedulerCounts(stats))
         scheduler.register(_PluginCalls(self._plugin_calls()))
-        ours = generate_latest(self._registry) + generate_latest(scheduler) + stats.text.encode()
-        return ours + self.generations.text(stats)
+        return generate_latest(self._registry) + generate_latest(scheduler) + stats.text.encode()
 
 
 class _SchedulerCounts(Collector):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -18,7 +18,6 @@ import msgspec
 from minisgl.core import InvalidRequestError, SamplingParams, shorten
 from minisgl.message import ChatPrompt, Prompt, TextPrompt, TokensPrompt, pack_ids
 from minisgl.server.errors import ApiError
-from minisgl.server.work_bounds import check_chat_size, check_num_ids
 from minisgl.tokenizer.chat_messages import is_neutral
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -32,6 +31,8 @@ MAX_PROMPTS = 4096
 """The largest number of prompts of a plain completion."""
 MAX_DEPTH = 64
 """The largest number of nested lists and objects in ``chat_template_kwargs`` and ``tool_calls``."""
+VALUES_PER_TOKEN = 4
+"""The largest number of JSON values inside the fields of all messages, for each token that the server allows."""
 FIELD_ROLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "tool_calls": ("assistant",),
@@ -196,60 +197,52 @@ class ChatRequest(GenerateRequest, kw_only=True):
 
     def to_prompt(self) -> ChatPrompt:
         """Return the messages as a prompt. Raise `ApiError` for an invalid message."""
-        return _chat_prompt(self.messages, True, self.chat_template_kwargs)
+        return chat_prompt(self.messages, True, self.chat_template_kwargs)
 
 
-class TokenizeBody(msgspec.Struct, kw_only=True):
-    """The body of ``POST /tokenize``: either ``prompt`` or ``messages``."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    chat_template_kwargs: dict[str, Any] = {}
-    return_token_strs: bool = False
-
-    def to_prompt(self) -> Prompt:
-        """Return the prompt to tokenize.
-
-        Raise `ApiError` if not exactly one of prompt and messages is given, or a parameter that belongs to the other.
-        """
-        if (self.prompt is None) == (self.messages is None):
-            raise ApiError(400, "Give either prompt or messages.", "prompt")
-        if self.messages is not None:
-            if self.add_special_tokens:
-                message = "add_special_tokens: true is only allowed with prompt: a chat template writes them itself."
-                raise ApiError(400, message, "add_special_tokens")
-            return _chat_prompt(self.messages, self.add_generation_prompt is not False, self.chat_template_kwargs)
-        if self.add_generation_prompt is not None:
-            raise ApiError(400, "add_generation_prompt is only allowed with messages.", "add_generation_prompt")
-        if self.chat_template_kwargs:
-            raise ApiError(400, "chat_template_kwargs is only allowed with messages.", "chat_template_kwargs")
-        return TextPrompt(self.prompt or "", self.add_special_tokens is not False)
+# ---- sizes -----------------------------------------------------------------------------------------
+# A text is bounded by its length (`minisgl.server.text_process`), but a chat of 36,000 empty messages has almost no
+# text, and rendering it takes a second of the tokenizer's time. So the tokenizer counts the parts of a chat first.
 
 
-class DetokenizeBody(msgspec.Struct, kw_only=True):
-    """The body of ``POST /detokenize``."""
+def check_chat_size(
+    messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any], max_seq_len: int, max_chars: int | None = None
+) -> None:
+    """Raise `InvalidRequestError` for a chat that is too large to be rendered.
 
-    tokens: list[int]
-    model: str | None = None
-
-
-def check_work(body: msgspec.Struct, max_seq_len: int | None) -> None:
-    """Raise `ApiError` for a body with more parts than ``max_seq_len`` tokens allow, before any work on a part.
-
-    With None, the server is starting: it refuses the request anyway.
+    Each message costs at least a token, so there are at most ``max_seq_len`` messages. Content parts, tool calls and
+    template variables have at most `VALUES_PER_TOKEN` JSON values a token, and all strings ``max_chars`` characters.
     """
-    if max_seq_len is None:
-        return
-    try:
-        if isinstance(body, ChatRequest | TokenizeBody):
-            check_chat_size(body.messages or [], body.chat_template_kwargs, max_seq_len)
-        elif isinstance(body, DetokenizeBody):
-            check_num_ids(len(body.tokens), max_seq_len)
-    except InvalidRequestError as error:
-        raise ApiError.from_invalid(error) from None
+    if len(messages) > max_seq_len:
+        _refuse_size(f"The chat has {len(messages)} messages. Each costs at least a token, and", max_seq_len)
+    num_chars, left = 0, VALUES_PER_TOKEN * max_seq_len
+    todo: list[Any] = [value for message in messages for value in message.values()]
+    todo += kwargs.values()
+    while todo:
+        value = todo.pop()
+        if isinstance(value, str):
+            num_chars += len(value)
+            continue
+        children = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+        left -= len(children)
+        if left < 0:
+            values = f"The chat has more than {VALUES_PER_TOKEN * max_seq_len} values in content parts, tool calls and"
+            _refuse_size(f"{values} chat_template_kwargs:", max_seq_len)
+        todo += children
+    if max_chars is not None and num_chars > max_chars:
+        _refuse_size(f"The messages have {num_chars} characters, more than {max_chars}:", max_seq_len)
+
+
+def check_num_ids(num_ids: int, max_seq_len: int) -> None:
+    """Raise `InvalidRequestError` for more token ids than a request can have: their text is not asked for either."""
+    if num_ids > max_seq_len:
+        message = f"There are {num_ids} token ids, and this server allows {max_seq_len} tokens for a request."
+        raise InvalidRequestError("tokens", message, "context_length_exceeded")
+
+
+def _refuse_size(what: str, max_seq_len: int) -> None:
+    message = f"{what} this server allows {max_seq_len} tokens for a request."
+    raise InvalidRequestError("messages", message, "context_length_exceeded")
 
 
 # ---- parsing ---------------------------------------------------------------------------------------
@@ -394,7 +387,8 @@ def template_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def _chat_prompt(messages: list[dict[str, Any]], add_generation_prompt: bool, kwargs: dict[str, Any]) -> ChatPrompt:
+def chat_prompt(messages: list[dict[str, Any]], add_generation_prompt: bool, kwargs: dict[str, Any]) -> ChatPrompt:
+    """Return checked messages as a prompt. ``kwargs`` is ``chat_template_kwargs``. Raise `ApiError`."""
     check_json(kwargs, "chat_template_kwargs")
     return ChatPrompt(template_messages(messages), add_generation_prompt, kwargs)
 

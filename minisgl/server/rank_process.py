@@ -42,8 +42,7 @@ from minisgl.plugins.kernels.ops.compilations import Compilations
 from minisgl.scheduler.build import build_scheduler
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.server.errors import refusal
-from minisgl.server.heartbeat import Heartbeat
-from minisgl.server.worker_process import Ready, Report
+from minisgl.server.worker_process import Heartbeat, Ready, Report
 from minisgl.tokenizer.detokenizer import PROMPT_TAIL_TOKENS
 from minisgl.tokenizer.load import eos_ids
 from minisgl.utils.heap import trim_heap

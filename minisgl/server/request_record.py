@@ -1,25 +1,35 @@
 """What the API server knows of one HTTP request: for its log line, its metrics and its trace span.
 
-`minisgl.server.middleware` makes a record for every request and closes it. The routes and the responses fill it in.
+`RequestMiddleware`, the outermost ASGI application, makes a record for every request and closes it. It surrounds the
+routes and their error handlers, so it sees every response that is made from a parsed request, also that to an unknown
+URL and that after an error in a route. The routes and the responses fill in the record.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import quote
 
 from starlette.datastructures import Headers
-from starlette.types import Scope
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minisgl.core import Finished, SamplingParams, shorten
 from minisgl.message import Delta
-from minisgl.server.vllm_metrics import VllmMetrics
 
+log = logging.getLogger(__name__)
+access_log = logging.getLogger("minisgl.access")
+
+_PROBES = frozenset({"/health", "/ready", "/metrics", "/get_load", "/v1/loads"})
+"""Routes that other programs ask for every few seconds. They are logged at debug level if all is well."""
+_IN_LINE = ("method", "path", "status", "seconds")
+"""The fields that the line of the access log contains as text. A log of text lines does not repeat them."""
 _KEY = "minisgl.record"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
@@ -31,24 +41,13 @@ class Generation:
     response. ``error`` is the message of the first choice that failed, or empty.
     """
 
-    def __init__(
-        self,
-        *,
-        chat: bool,
-        response_id: str,
-        params: SamplingParams,
-        uids: Sequence[int],
-        arrival: float,
-        metrics: VllmMetrics,
-    ):
-        self.chat, self.response_id, self.params, self.uids = chat, response_id, params, uids
+    def __init__(self, *, chat: bool, response_id: str, params: SamplingParams, uids: Sequence[int], arrival: float):
+        self.chat, self.response_id, self.params, self.uids, self.arrival = chat, response_id, params, uids, arrival
         self.error = ""
         self.output_tokens = 0
         self.first_token: float | None = None  # seconds from the arrival to the first token of any choice
         self.ends: list[Finished | None] = [None] * len(uids)
         self.timer: asyncio.TimerHandle | None = None  # aborts the requests after server.request_timeout
-        self._arrival, self._metrics = arrival, metrics
-        self._first_tokens: list[float | None] = [None] * len(uids)
 
     @property
     def prompt_tokens(self) -> int | None:
@@ -71,27 +70,19 @@ class Generation:
     def add(self, index: int, delta: Delta) -> None:
         """Count the new tokens, and the end, of choice ``index``."""
         self.output_tokens += len(delta.tokens)
-        if delta.tokens and self._first_tokens[index] is None:
-            seconds = time.monotonic() - self._arrival
-            self._first_tokens[index] = seconds
-            if self.first_token is None:
-                self.first_token = seconds
-            self._metrics.add_first_token(seconds)
+        if delta.tokens and self.first_token is None:
+            self.first_token = time.monotonic() - self.arrival
         if delta.finish is not None and self.ends[index] is None:
             self.ends[index] = delta.finish
             if delta.finish.finish_reason == "error":
                 self.error = self.error or delta.finish.error
-            self._metrics.add_finished(delta.finish, time.monotonic() - self._arrival, self._first_tokens[index])
 
     def close(self) -> None:
-        """Stop the timer, and count the prompts. A choice without an end counts as aborted."""
+        """Stop the timer. A choice without an end counts as aborted."""
         if self.timer is not None:
             self.timer.cancel()
         if None in self.ends:
             self.error = self.error or "The client disconnected."
-        n = self.params.n
-        for first in range(0, len(self.ends), n):
-            self._metrics.add_prompt(self.params, self.ends[first : first + n])
 
 
 @dataclass
@@ -149,3 +140,88 @@ def request_id(given: str | None) -> str:
     An id has 1 to 128 letters, digits and characters of ``._:/+=@-``, so that it can't add a line to a log.
     """
     return given if given is not None and _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+class RequestMiddleware:
+    """ASGI middleware around all others.
+
+    The response gets the header ``X-Request-Id``. After a 500 it gets ``Connection: close`` too: a request failed in a
+    way that the server does not know, so no other request should use its connection. Each function of ``on_end`` is
+    called with the record of a request whose response has ended. ``root_path`` is a prefix that the paths of requests
+    may have, without a slash at its end.
+    """
+
+    def __init__(self, app: ASGIApp, root_path: str, on_end: Sequence[Callable[[RequestRecord], None]]):
+        self._app, self._root_path, self._on_end = app, root_path, on_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record = RequestRecord.begin(scope)
+        self._set_root_path(scope)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                added = [(b"x-request-id", record.id.encode())]
+                if record.status == 500:
+                    added.append((b"connection", b"close"))
+                message = {**message, "headers": [*message.get("headers", ()), *added]}
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:
+            record.error = type(error).__name__
+            log.exception("a request failed", extra={"fields": {"request_id": record.id}})
+            if not record.status:
+                raise
+            # The response has begun. If it is not complete, the HTTP server closes the connection.
+        finally:
+            self._end(scope, record)
+
+    def _set_root_path(self, scope: Scope) -> None:
+        """Add the prefix to the path unless the proxy left it there. The routes remove it again."""
+        if self._root_path:
+            path = scope["path"]
+            prefixed = path == self._root_path or path.startswith(f"{self._root_path}/")
+            scope["root_path"], scope["path"] = self._root_path, path if prefixed else self._root_path + path
+
+    def _end(self, scope: Scope, record: RequestRecord) -> None:
+        record.route = getattr(scope.get("route"), "path", "unknown")
+        if record.generation is not None:
+            record.generation.close()
+            record.error = record.error or record.generation.error
+        for call in self._on_end:
+            call(record)
+
+
+def log_request(record: RequestRecord) -> None:
+    """Write the line of the access log, with its fields."""
+    quiet = record.route in _PROBES and record.status == 200
+    level = logging.DEBUG if quiet else logging.INFO
+    if access_log.isEnabledFor(level):
+        line = f"{record.method} {record.path} {record.status or '-'} in {record.seconds:.3f} s"
+        access_log.log(level, "%s", line, extra={"fields": _fields(record), "said": _IN_LINE})
+
+
+def _fields(record: RequestRecord) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "request_id": record.id,
+        "client": record.client,
+        "method": record.method,
+        "path": record.path,
+        "status": record.status,
+        "seconds": round(record.seconds, 6),
+    }
+    if record.error:
+        fields["error"] = record.error
+    generation = record.generation
+    if generation is not None:
+        fields["uid"], fields["choices"] = generation.uids[0], len(generation.uids)
+        fields["prompt_tokens"], fields["output_tokens"] = generation.prompt_tokens, generation.output_tokens
+        fields["finish_reasons"] = sorted(set(generation.finish_reasons))
+        if generation.first_token is not None:
+            fields["first_token_seconds"] = round(generation.first_token, 6)
+    return fields

@@ -8,13 +8,13 @@ socket files. If they were killed together with the launcher, the next server of
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import signal
 import socket
-import ssl
 import threading
 
-from minisgl.config import Config, ConfigError, ServerConfig
+from minisgl.config import Config, ConfigError
 from minisgl.message import Addresses
 from minisgl.models.generation_config import default_sampling_params, log_defaults
 from minisgl.models.resolve import resolve_model, warn_of_same_name
@@ -33,11 +33,6 @@ def serve(config: Config, manager: PluginManager, only_rank_0: OnlyRank0 | None 
     Raise `ConfigError` for a wrong option, before a process is started or as soon as a worker reports the option.
     """
     setup_logging(config.log_level, config.log_format, "api")
-    check_tls(config.server)
-    if config.server.otlp_endpoint is not None:
-        from minisgl.server.tracing import check_tracing  # imports the HTTP libraries
-
-        check_tracing(config.server.otlp_endpoint)
     path = resolve_model(config.model)
     warn_of_same_name(config.model)
     log_defaults(config, path, default_sampling_params(config, path))
@@ -65,22 +60,12 @@ def serve(config: Config, manager: PluginManager, only_rank_0: OnlyRank0 | None 
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
-def check_tls(server: ServerConfig) -> None:
-    """Raise `ConfigError` if the files of ``server.tls_cert`` and ``server.tls_key`` can't be used."""
-    if server.tls_cert is None:
-        return
-
-    def no_password() -> str:
-        name = server.tls_key or server.tls_cert
-        raise ConfigError(f"server.tls_key={name}: the key is encrypted. Give a file with a key that is not.")
-
+def is_loopback(host: str) -> bool:
+    """Return whether a server that listens at ``host`` can be reached from its own machine only."""
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(server.tls_cert, server.tls_key, no_password)
-    except OSError as error:  # ssl.SSLError is one too
-        files = f"server.tls_cert={server.tls_cert}" + (f" server.tls_key={server.tls_key}" if server.tls_key else "")
-        raise ConfigError(
-            f"{files}: {error.strerror or error}. Give a certificate and its private key in PEM format."
-        ) from error
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def listen(host: str, port: int) -> socket.socket:

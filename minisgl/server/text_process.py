@@ -7,7 +7,8 @@ knows the tokenizer but no engine, and imports neither torch nor transformers.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 
 import msgspec
 import zmq
@@ -41,11 +42,10 @@ from minisgl.message import (
     pack_ids,
     unpack_ids,
 )
+from minisgl.message.messages import AnyMessage
 from minisgl.server.errors import refusal
-from minisgl.server.fair_inbox import FairInbox
-from minisgl.server.heartbeat import Heartbeat
-from minisgl.server.work_bounds import check_chat_size, check_num_ids
-from minisgl.server.worker_process import Ready, Report
+from minisgl.server.protocol import check_chat_size, check_num_ids
+from minisgl.server.worker_process import Heartbeat, Ready, Report
 from minisgl.tokenizer.detokenizer import Detokenizer
 from minisgl.tokenizer.tokenizer import Tokenizer
 
@@ -55,6 +55,9 @@ MAX_CHARS_PER_TOKEN = 16
 """The largest number of characters of a text for each token that the server allows for a request."""
 BEGIN_CHARS_PER_TOKEN = 8
 """The same for the beginning of a text, which is tokenized first: most texts that are too long end there."""
+
+_OTHERS = 0
+"""The queue of the messages that belong to no request with several choices."""
 
 
 def run_text_process(
@@ -111,6 +114,42 @@ def warm_up(tokenizer: Tokenizer | None) -> None:
         worker.handle(DetokenizeRequest(0, pack_ids([1])))
     end = Finished(0, "length")
     worker.handle(Outputs([NewRequest(0, [1, 2], params)], Output([0], [1], [end], {0: (0.0, (1,), (0.0,))})))
+
+
+class FairInbox:
+    """Receives the messages of ``pull``, so that the prompts of one HTTP request do not delay all other messages.
+
+    A request may have a thousand prompts, each in a message, which take a tokenizer seconds. So there is a queue for
+    each such request and one for all other messages, and a message is taken from one after the other. The messages of
+    one queue keep their order, and no `Abort` overtakes its `Submit`.
+    """
+
+    def __init__(self, pull: Pull):
+        self._pull = pull
+        self._queues: dict[int, deque[AnyMessage]] = {}  # by group, the next one first; no queue is empty
+
+    def receive(self) -> AnyMessage:
+        """Wait for a message, and return it."""
+        for message in self._pull.drain(block=not self._queues):
+            if isinstance(message, Abort):
+                self._drop(message.uids)
+            group = message.group if isinstance(message, Submit) else _OTHERS
+            self._queues.setdefault(group, deque()).append(message)
+        group, queue = next(iter(self._queues.items()))
+        del self._queues[group]
+        first = queue.popleft()
+        if queue:
+            self._queues[group] = queue
+        return first
+
+    def _drop(self, uids: Sequence[int]) -> None:
+        """Remove the prompts of aborted requests. The scheduler does not know them, and ignores their `Abort`."""
+        aborted = set(uids)
+        for group in [group for group in self._queues if group != _OTHERS]:
+            kept = deque(m for m in self._queues[group] if not (isinstance(m, Submit) and aborted.issuperset(m.uids)))
+            self._queues[group] = kept
+            if not kept:
+                del self._queues[group]
 
 
 class TextWorker:

@@ -19,7 +19,6 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from minisgl.message import Addresses
-from minisgl.server.heartbeat import Heartbeat
 from minisgl.server.rank_process import run_rank
 from minisgl.server.text_process import run_text_process
 from minisgl.server.worker_process import (
@@ -27,6 +26,7 @@ from minisgl.server.worker_process import (
     STACK_DUMP_SIGNAL,
     DrainRequest,
     Failed,
+    Heartbeat,
     PluginCalls,
     Ready,
     read_report,

@@ -76,7 +76,7 @@ class ExactRouter:
 
     async def start(self) -> str:
         from minisgl.cluster.http_server import HttpServer
-        from minisgl.server.middleware import RequestMiddleware, log_request
+        from minisgl.server.request_record import RequestMiddleware, log_request
         from minisgl.server.serve import listen
 
         server = self._cluster.server

@@ -19,8 +19,7 @@ from minisgl.cluster.routing import Replica, live_replicas
 from minisgl.cluster.status import ClusterStatus, ReplicaStatus
 from minisgl.cluster.upstream import UpstreamError
 from minisgl.config import ServerConfig
-from minisgl.server.middleware import RequestMiddleware
-from minisgl.server.request_record import RequestRecord
+from minisgl.server.request_record import RequestMiddleware, RequestRecord
 from minisgl.server.serve import listen
 
 Run = Callable[[Awaitable[None]], None]

@@ -8,12 +8,15 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 import torch
+from fastapi import APIRouter, FastAPI
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.testclient import TestClient
 
 from minisgl import LLM, SamplingParams
 from minisgl.cluster.options import ClusterConfig
@@ -276,6 +279,16 @@ def test_minisgl_models() -> None:
         assert {layer.window for layer in engine.engine.model.attention_layers()} == {32}  # type: ignore[union-attr]
     assert windowed[0] == pytest.approx(full[0], abs=1e-5)
     assert windowed[1] != pytest.approx(full[1], abs=1e-3)
+
+
+def test_minisgl_http() -> None:
+    (echo,) = load("minisgl_http").hook.minisgl_http(config=Config(log_level="error"))
+    app, router = FastAPI(), APIRouter()
+    echo.add_routes(router, SimpleNamespace(model="m"))
+    app.include_router(router)
+    client = TestClient(echo.wrap(app))
+    assert client.get("/echo/hello").json() == {"word": "hello", "model": "m"}
+    assert client.get("/echo/hello", headers={"user-agent": ""}).status_code == 403
 
 
 def test_minisgl_observer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import httpx
@@ -12,10 +13,12 @@ import openai
 import pytest
 import zmq
 
+from minisgl.config import Config, ServerConfig
 from minisgl.core import EngineSpec, Finished
 from minisgl.message import Abort, Accepted, Addresses, Delta, GetStats, Pull, Push, Replies, Stats, Submit
-from minisgl.server.app import Settings, create_app
+from minisgl.server.app import Api, create_app
 from minisgl.server.dispatch import Dispatcher
+from minisgl.server.extension import HttpExtension, load_extensions
 from minisgl.server.metrics import Metrics
 from minisgl.server.request_record import RequestRecord
 from minisgl.testing.checkpoints import tiny_checkpoint
@@ -55,7 +58,14 @@ class AppServer:
 
     SPEC = EngineSpec(page_size=16, num_pages=64, max_running_requests=8, max_seq_len=512, vocab_size=320)
 
-    def __init__(self, settings: Settings, on_end: Sequence[Callable[[RequestRecord], None]], silent: bool):
+    def __init__(
+        self,
+        config: Config,
+        extensions: Sequence[HttpExtension] = (),
+        silent: bool = False,
+        defaults: Mapping[str, Any] = MappingProxyType({}),
+    ):
+        extensions = [*load_extensions(config), *extensions]
         self.silent = silent
         self.submitted: list[Submit] = []
         self.aborted: list[int] = []
@@ -70,10 +80,11 @@ class AppServer:
         self._tokenizer = Pull(self._context, self._addresses.tokenizers[0])
         self._scheduler = Pull(self._context, self._addresses.scheduler)
         self._api = Push(self._context, self._addresses.api)
-        self.metrics = Metrics()
-        self.metrics.begin(settings.model, self.SPEC)
         self.dispatcher.begin(self.SPEC)
-        self.app = create_app(self.dispatcher, settings, self.metrics, on_end)
+        api = Api(config, self.dispatcher, Metrics(), extensions, defaults)
+        for extension in extensions:
+            extension.begin(api)
+        self.app = create_app(api)
 
     def client(self, **more: Any) -> httpx.AsyncClient:
         """Return a client of the application. ``more`` are arguments of `httpx.AsyncClient`."""
@@ -104,22 +115,32 @@ class AppServer:
         self._addresses.remove()
 
 
+class OnEnd(HttpExtension):
+    """Calls a function with the record of every request that has ended."""
+
+    def __init__(self, call: Callable[[RequestRecord], None]):
+        self.on_end = call  # type: ignore[method-assign]
+
+
 AppTest: TypeAlias = Callable[[AppServer], Awaitable[None]]
 
 
 @pytest.fixture
 def run_app() -> Callable[..., None]:
-    """Return a function that runs an async test with an `AppServer`, made with the given settings."""
+    """Return a function that runs an async test with an `AppServer`, made with the given options of the server."""
 
     def run(
         test: AppTest,
         *,
         silent: bool = False,
         on_end: Sequence[Callable[[RequestRecord], None]] = (),
-        **settings: Any,
+        extensions: Sequence[HttpExtension] = (),
+        defaults: Mapping[str, Any] = MappingProxyType({}),
+        **options: Any,
     ) -> None:
         async def body() -> None:
-            server = AppServer(Settings("m", **settings), on_end, silent)
+            config = Config(server=ServerConfig(served_model_name="m", **options))
+            server = AppServer(config, [*extensions, *map(OnEnd, on_end)], silent, defaults)
             workers = asyncio.create_task(server.work())
             try:
                 async with asyncio.timeout(60):

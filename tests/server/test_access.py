@@ -9,9 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from minisgl.server.access import is_authorized, is_loopback
+from minisgl.server.app import is_authorized
 from minisgl.server.errors import ApiError
 from minisgl.server.protocol import ChatRequest, CompletionRequest, parse
+from minisgl.server.serve import is_loopback
 
 from .conftest import AppServer
 from .test_errors import error_of
@@ -133,7 +134,7 @@ def test_hosts_are_not_checked_by_a_public_server(run_app: RunApp) -> None:
                 headers = headers_of("llm.example.org", origin)
                 assert (await client.post(PLAIN, json=BODY, headers=headers)).status_code == 200
 
-    run_app(test)
+    run_app(test, host="0.0.0.0")
 
 
 @pytest.mark.parametrize(

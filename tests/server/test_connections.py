@@ -21,7 +21,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from minisgl.server.connections import MAX_HEAD, MAX_HEADERS, MAX_PIPELINED, Connection, Limits
+from minisgl.plugins.http.connections import MAX_HEAD, MAX_HEADERS, MAX_PIPELINED, Connection, Limits
 from minisgl.server.serve import listen
 from minisgl.testing.serving import Server, scaled_timeout
 
@@ -307,7 +307,7 @@ def test_connections_above_the_limit_are_refused(narrow: Server) -> None:
 LIMITED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
-from minisgl.server.connections import limits_for
+from minisgl.plugins.http.connections import limits_for
 print(*limits_for(int(sys.argv[3])), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """
 

@@ -12,9 +12,8 @@ import pytest
 
 from minisgl.core import Finished
 from minisgl.message import Delta, PromptLogprob, TokenLogprob
-from minisgl.server.generate import EventStream
-from minisgl.server.responses import Choice, ResponseBuilder
-from minisgl.server.stream import Stream
+from minisgl.server.dispatch import Stream
+from minisgl.server.generate import Choice, EventStream, ResponseBuilder
 
 
 class FakeDispatcher:
@@ -90,7 +89,7 @@ def test_promise_1_slow_client_gets_all_output() -> None:
 def test_tokens_without_text_do_not_look_like_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunk with an empty text is sent when tokens have had no text for longer than MAX_SILENCE, and not before."""
     now = 100.0
-    monkeypatch.setattr("minisgl.server.generate.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("minisgl.server.generate.time", SimpleNamespace(monotonic=lambda: now, time=lambda: 0.0))
 
     async def feed(stream: Stream, client: Client) -> None:
         nonlocal now

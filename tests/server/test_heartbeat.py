@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from minisgl.server.heartbeat import Heartbeat
+from minisgl.server.worker_process import Heartbeat
 
 SECONDS = 0.1
 

@@ -15,17 +15,17 @@ import msgspec
 import pytest
 from starlette.requests import Request
 
+from minisgl.config import ServerConfig
+from minisgl.plugins.http.bounds import Bounds
+from minisgl.plugins.http.tokenize import DetokenizeBody, TokenizeBody, TokenizeRoutes
 from minisgl.server import protocol
-from minisgl.server.app import MIN_BODY, SMALL_BODY, Settings, parse_body, read_body
+from minisgl.server.app import MIN_BODY, SMALL_BODY, default_max_body, parse_body, read_body
 from minisgl.server.errors import ApiError
 from minisgl.server.protocol import (
     MAX_FIELD,
     MAX_PROMPTS,
     ChatRequest,
     CompletionRequest,
-    DetokenizeBody,
-    TokenizeBody,
-    check_work,
     parse,
 )
 from minisgl.testing.serving import Server
@@ -105,6 +105,11 @@ TOO_MANY_PARTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+def check_work(body: msgspec.Struct, max_seq_len: int) -> None:
+    for extension in (Bounds(ServerConfig()), TokenizeRoutes()):
+        extension.check_body(body, max_seq_len)
+
+
 @pytest.mark.parametrize("name", TOO_MANY_PARTS)
 def test_parts_are_counted_before_any_work(name: str) -> None:
     """A body of many small parts costs the API server little more than its decoding, and the tokenizer nothing."""
@@ -116,7 +121,6 @@ def test_parts_are_counted_before_any_work(name: str) -> None:
         check_work(parsed, 2048)
     assert time.thread_time() - start < 0.1
     assert (error.value.status, error.value.code) == (400, "context_length_exceeded")
-    check_work(parsed, None)  # the server is starting
 
 
 @pytest.mark.parametrize("name", TOO_MANY_PARTS)
@@ -166,9 +170,8 @@ def test_body_over_the_limit_is_not_read(headers: dict[str, str]) -> None:
 
 
 def test_default_of_max_body() -> None:
-    assert Settings("m").body_limit(2048) == MIN_BODY
-    assert Settings("m").body_limit(131072) == 64 * 131072
-    assert Settings("m", max_body=5).body_limit(131072) == 5
+    assert default_max_body(2048) == MIN_BODY
+    assert default_max_body(131072) == 64 * 131072
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,8 @@ import pytest
 import uvicorn
 
 from minisgl.config import Config, ConfigError, ServerConfig
-from minisgl.server.connections import uvicorn_options
-from minisgl.server.middleware import RequestMiddleware
-from minisgl.server.request_record import RequestRecord, request_id
+from minisgl.plugins.http.connections import uvicorn_options
+from minisgl.server.request_record import RequestMiddleware, RequestRecord, request_id
 from minisgl.utils.log import JsonFormatter, TextFormatter
 
 RunApp = Callable[..., None]
@@ -286,9 +285,9 @@ def test_disconnect_is_logged(run_app: RunApp, caplog: pytest.LogCaptureFixture)
         await server.app({**scope, "client": ("::1", 5), "raw_path": b"/v1/completions"}, receive, send)
         while not server.aborted:
             await asyncio.sleep(0.01)
-        text = server.metrics.generations.text
-        counts = await server.dispatcher.stats()
-        assert b'vllm:request_success_total{engine="0",finished_reason="abort",model_name="m"} 1.0' in text(counts)
+        async with server.client() as client:
+            text = (await client.get("/metrics")).text
+        assert 'vllm:request_success_total{engine="0",finished_reason="abort",model_name="m"} 1.0' in text
 
     run_app(test, silent=True)
     (line,) = logged(caplog)

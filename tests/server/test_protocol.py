@@ -12,14 +12,13 @@ import pytest
 
 from minisgl.core import SamplingParams
 from minisgl.message import TextPrompt, TokensPrompt, pack_ids
+from minisgl.plugins.http.tokenize import DetokenizeBody, TokenizeBody
 from minisgl.server.errors import ApiError
 from minisgl.server.protocol import (
     FIELD_ROLES,
     NEUTRAL,
     ChatRequest,
     CompletionRequest,
-    DetokenizeBody,
-    TokenizeBody,
     parse,
 )
 

@@ -12,9 +12,9 @@ import pytest
 
 from minisgl import LLM, SamplingParams
 from minisgl.config import Config, ConfigError
+from minisgl.models.generation_config import default_sampling_params
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.server.serve import serve
-from minisgl.server.server_info import ServerInfo
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.serving import Server
 
@@ -33,7 +33,7 @@ def submitted(run_app: Callable[..., None], defaults: dict[str, Any], path: str,
             assert (await http.post(path, json=body)).status_code == 200
         found.append(server.submitted[0])
 
-    run_app(send, info=ServerInfo(sampling_defaults=defaults))
+    run_app(send, defaults=defaults)
     return found[0]
 
 
@@ -106,7 +106,7 @@ def test_generation_config_none(tmp_path: Path) -> None:
     path = checkpoint(tmp_path / "model")
     with LLM(str(path), overrides=["num_pages=64", "log_level=error", "generation_config=none"]) as llm:
         assert llm.get_default_sampling_params() == SamplingParams()
-    assert ServerInfo.of(Config(model=str(path), generation_config="none")).sampling_defaults == {}
+    assert default_sampling_params(Config(model=str(path), generation_config="none"), path) == {}
     with pytest.raises(ConfigError, match="generation_config=vllm"):
         Config(generation_config="vllm").check()
 

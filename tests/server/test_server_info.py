@@ -11,7 +11,7 @@ from openai import OpenAI
 
 from minisgl.config import Config, ServerConfig
 from minisgl.core import EngineSpec
-from minisgl.server.server_info import ServerInfo, model_info, server_info
+from minisgl.plugins.http.server_info import ServerInfo, model_info, server_info
 from minisgl.testing.serving import Server
 
 

@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -15,10 +16,11 @@ import zmq
 
 from minisgl.core import SamplingParams
 from minisgl.message import Abort, Addresses, Message, Ping, Pull, Push, Submit, TextPrompt
+from minisgl.plugins.http.bounds import default_choices
+from minisgl.plugins.http.shares import Shares
+from minisgl.server.dispatch import DISPLACED, Stream
 from minisgl.server.errors import ApiError
-from minisgl.server.fair_inbox import FairInbox
-from minisgl.server.shares import DISPLACED, Shares, default_choices
-from minisgl.server.stream import Stream
+from minisgl.server.text_process import FairInbox
 from minisgl.testing.serving import Server
 
 from .test_dispatch import FakeServer, everything, with_fake_server
@@ -39,22 +41,26 @@ def test_default_of_max_choices() -> None:
 
 
 @pytest.mark.parametrize(("prompts", "n", "param"), [(101, 1, "prompt"), (1, 101, "n"), (26, 4, "prompt")])
-def test_promise_2_too_many_choices_are_refused(prompts: int, n: int, param: str) -> None:
+def test_promise_2_too_many_choices_are_refused(run_app: Callable[..., None], prompts: int, n: int, param: str) -> None:
     """A request of more choices than ``server.max_choices`` gets 400, and nothing is sent to another process."""
 
-    async def test(server: FakeServer) -> None:
-        with pytest.raises(ApiError, match=r"server\.max_choices") as error:
-            submit(server, "a", prompts, n)
-        assert (error.value.status, error.value.param) == (400, param)
+    async def test(server: Any) -> None:
+        async with server.client() as client:
+            body = {"prompt": [[5]] * prompts, "n": n}
+            error = error_of(await client.post(PLAIN, json=body), 400)
+        assert "server.max_choices" in error["message"]
+        assert error["param"] == param
         assert server.dispatcher.num_open == 0
+        assert server.submitted == []
 
-    with_fake_server(test)
+    run_app(test, max_queued=100)
 
 
 def test_promise_1_one_client_does_not_fill_the_queue() -> None:
     """A new client finds room where another one has more: its youngest requests end with 503, each exactly once."""
 
     async def test(server: FakeServer) -> None:
+        server.dispatcher.make_room = Shares(100).make_room
         many = [submit(server, "a") for _ in range(100)]
         with pytest.raises(ApiError, match="Too many requests are open"):
             submit(server, "a")
@@ -71,6 +77,7 @@ def test_promise_1_one_client_does_not_fill_the_queue() -> None:
 
 def test_clients_share_the_queue_equally() -> None:
     async def test(server: FakeServer) -> None:
+        server.dispatcher.make_room = Shares(100).make_room
         for _ in range(100):
             submit(server, "a")
         for _ in range(49):
@@ -89,6 +96,7 @@ def test_large_requests_do_not_fill_the_queue(sizes: list[int], displaces: bool)
     """The largest request of the same client makes room for a smaller one, if it has more than a share."""
 
     async def test(server: FakeServer) -> None:
+        server.dispatcher.make_room = Shares(100).make_room
         streams = [submit(server, "a", n=size) for size in sizes]
         if not displaces:
             with pytest.raises(ApiError, match="Too many requests are open"):
@@ -99,17 +107,6 @@ def test_large_requests_do_not_fill_the_queue(sizes: list[int], displaces: bool)
         assert [len(stream.uids) for stream in ended] == [max(sizes)]
 
     with_fake_server(test, max_open=100)
-
-
-def test_shares_count_what_is_open() -> None:
-    shares = Shares(10)
-    a, b = Stream([1, 2, 3], 0, "a"), Stream([4], 0, "b")
-    shares.add(a)
-    shares.add(b)
-    for stream, count in ((a, 1), (b, 1), (a, 2)):
-        shares.remove(stream, count)
-    assert not shares._num_open
-    assert not shares._streams
 
 
 # ---- the tokenizer's inbox -----------------------------------------------------------------------------------------

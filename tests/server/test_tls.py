@@ -14,7 +14,7 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 
 from minisgl.config import ConfigError, ServerConfig
-from minisgl.server.serve import check_tls
+from minisgl.plugins.http.tls import check_tls
 from minisgl.testing.serving import Server, scaled_timeout
 
 pytestmark = pytest.mark.xdist_group("test_tls")  # one process: the server starts once

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from minisgl.config import Config, ConfigError, ServerConfig
-from minisgl.server.tracing import Tracer, check_tracing
+from minisgl.plugins.http.tracing import Tracer, check_tracing
 from minisgl.testing.serving import Server, scaled_timeout
 
 RunApp = Callable[..., None]
@@ -38,7 +38,7 @@ def spans_of(run_app: RunApp, *requests: tuple[dict[str, Any], dict[str, str]], 
                 route = "chat/completions" if "messages" in body else "completions"
                 await client.post(f"/v1/{route}", json=body, headers=headers)
 
-    run_app(test, on_end=[tracer.add], **app)
+    run_app(test, extensions=[tracer], **app)
     return list(exporter.get_finished_spans())
 
 

@@ -16,8 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from minisgl.core import EngineSpec, Finished, SamplingParams
 from minisgl.message import Stats
+from minisgl.plugins.http.vllm_metrics import OBSERVED, VllmMetrics, token_buckets
 from minisgl.plugins.observer.metrics import SECONDS, TOKENS, Histogram
-from minisgl.server.vllm_metrics import OBSERVED, VllmMetrics, token_buckets
 from minisgl.testing.serving import Server
 
 pytestmark = pytest.mark.xdist_group("test_vllm_metrics")  # one process: the server starts once

@@ -31,9 +31,9 @@ class Target(NamedTuple):
     @property
     def largest_body(self) -> int:
         """The largest body in bytes that the server accepts by default."""
-        from minisgl.server.app import Settings  # imports FastAPI, which most abuses do not need
+        from minisgl.server.app import default_max_body  # imports FastAPI, which most abuses do not need
 
-        return Settings(model="").body_limit(self.max_model_len)
+        return default_max_body(self.max_model_len)
 
     @property
     def seconds_left(self) -> float:

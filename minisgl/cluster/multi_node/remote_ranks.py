@@ -34,9 +34,8 @@ from minisgl.config import Config, ConfigError
 from minisgl.engine.build import build_engine, prepare_device
 from minisgl.message import Addresses
 from minisgl.plugin_manager.manager import PluginManager, decode_config, plugins_of
-from minisgl.server.heartbeat import Heartbeat
 from minisgl.server.rank_process import begin_reports, run_leader
-from minisgl.server.worker_process import DrainRequest, Failed, Report
+from minisgl.server.worker_process import DrainRequest, Failed, Heartbeat, Report
 from minisgl.utils.ports import free_port
 from minisgl.utils.version import __version__
 

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from minisgl import hookimpl
+from minisgl.config import Config
 from minisgl.core import PER_POSITION, EngineSpec, Finished, SamplingParams
-from minisgl.message import Stats
+from minisgl.message import Delta, Stats
+from minisgl.server.app import Api
+from minisgl.server.extension import HttpExtension
+from minisgl.server.request_record import Generation, RequestRecord
 
 LABELS = ("model_name", "engine")
 """The labels of every metric. ``engine`` is the number of the engine, which is always 0 here."""
@@ -48,6 +54,48 @@ OBSERVED = (
 """The observer's histograms: vLLM's name, the observer's name (without the prefixes), text and vLLM's buckets."""
 _BUCKET = re.compile(r'^minisgl_(\w+)_bucket\{le="([^"]+)"\} (\S+)$', re.MULTILINE)
 _VALUE = re.compile(r"^minisgl_(\w+) (\S+)$", re.MULTILINE)
+
+
+@hookimpl
+def minisgl_http(config: Config) -> HttpExtension:
+    return VllmNames()
+
+
+class VllmNames(HttpExtension):
+    """Counts generations, and adds the metrics under vLLM's names to ``GET /metrics``."""
+
+    def __init__(self) -> None:
+        self._metrics: VllmMetrics | None = None  # there is none before the engine is ready
+
+    def begin(self, api: Api) -> None:
+        assert api.dispatcher.spec is not None
+        self._metrics = VllmMetrics(api.model, api.dispatcher.spec)
+
+    def watch(self, generation: Generation) -> Callable[[int, Delta], None] | None:
+        metrics = self._metrics
+        assert metrics is not None
+        first_tokens: dict[int, float] = {}  # of each choice
+        ended: set[int] = set()
+
+        def add(index: int, delta: Delta) -> None:
+            if delta.tokens and index not in first_tokens:
+                first_tokens[index] = time.monotonic() - generation.arrival
+                metrics.add_first_token(first_tokens[index])
+            if delta.finish is not None and index not in ended:
+                ended.add(index)
+                metrics.add_finished(delta.finish, time.monotonic() - generation.arrival, first_tokens.get(index))
+
+        return add
+
+    def on_end(self, record: RequestRecord) -> None:
+        generation = record.generation
+        if generation is not None and self._metrics is not None:
+            n = generation.params.n
+            for first in range(0, len(generation.ends), n):
+                self._metrics.add_prompt(generation.params, generation.ends[first : first + n])
+
+    def metrics(self, stats: Stats) -> bytes:
+        return b"" if self._metrics is None else self._metrics.text(stats)
 
 
 def token_buckets(most: int) -> list[float]:

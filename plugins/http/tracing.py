@@ -11,7 +11,9 @@ import importlib.util
 import threading
 from typing import TYPE_CHECKING, Any
 
-from minisgl.config import ConfigError
+from minisgl import hookimpl
+from minisgl.config import Config, ConfigError
+from minisgl.server.extension import HttpExtension
 from minisgl.server.request_record import Generation, RequestRecord
 from minisgl.utils.version import __version__
 
@@ -19,6 +21,15 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
 
 _PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
+
+
+@hookimpl
+def minisgl_http(config: Config) -> HttpExtension | None:
+    endpoint = config.server.otlp_endpoint
+    if endpoint is None:
+        return None
+    check_tracing(endpoint)
+    return Tracer(otlp_processor(endpoint), config.server.served_model_name or config.model)
 
 
 def check_tracing(endpoint: str | None) -> None:
@@ -48,8 +59,10 @@ def otlp_processor(endpoint: str) -> SpanProcessor:
     return BatchSpanProcessor(OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces"))
 
 
-class Tracer:
+class Tracer(HttpExtension):
     """Makes the spans of one server. ``model`` is the model's name in the API."""
+
+    options = ("otlp_endpoint",)
 
     def __init__(self, processor: SpanProcessor, model: str):
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
@@ -64,7 +77,7 @@ class Tracer:
         self._propagator = TraceContextTextMapPropagator()
         self._model = model
 
-    def add(self, record: RequestRecord) -> None:
+    def on_end(self, record: RequestRecord) -> None:
         """Make the span of a request that has ended, if it was a generation.
 
         Its parent is that of the header ``traceparent``, which also decides whether the span is recorded.

@@ -1,4 +1,4 @@
-"""Who may use the server: clients with the API key, and no web pages of other sites.
+"""No web pages of other sites may use the server, unless it has an API key (`minisgl.server.app.is_authorized`).
 
 A web page may send requests to a server that its visitor can reach, such as one at 127.0.0.1, without a preflight
 request if the body is "plain text". The browser then hides the response from the page, but the server computes it. So
@@ -14,39 +14,52 @@ With an API key, neither is checked: a page of another site does not have the ke
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
 import re
 
 from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from minisgl import hookimpl
+from minisgl.config import Config, ServerConfig
 from minisgl.core import shorten
 from minisgl.server.errors import ApiError
+from minisgl.server.extension import HttpExtension
 from minisgl.server.generate import Json
 from minisgl.server.request_record import record_of
+from minisgl.server.serve import is_loopback
 
 _HOST = re.compile(r"(\[[0-9a-f:.%]+\]|[^:\[\]]*)(?::([0-9]*))?")
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
 
 
-def is_authorized(given: str, api_key: str | None) -> bool:
-    """Return whether a header ``Authorization`` has the API key. Each has if ``api_key`` is None.
-
-    The name of its scheme, ``Bearer``, may have capital and small letters (RFC 9110, section 11.1).
-    """
-    scheme, _, key = given.partition(" ")
-    if api_key is None:
-        return True
-    return scheme.lower() == "bearer" and hmac.compare_digest(key.strip(" ").encode("latin-1"), api_key.encode())
+@hookimpl
+def minisgl_http(config: Config) -> HttpExtension:
+    return Access(config.server)
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether a server that listens at ``host`` can be reached from its own machine only."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
+class Access(HttpExtension):
+    """Refuses requests of pages whose origin or host is not allowed, and tells browsers which origins are."""
+
+    options = ("cors_origins", "allowed_hosts")
+
+    def __init__(self, server: ServerConfig):
+        self._server = server
+
+    def wrap(self, app: ASGIApp) -> ASGIApp:
+        server, origins = self._server, tuple(self._server.cors_origins)
+        if origins:
+            app = CORSMiddleware(
+                app,
+                allow_origins=origins,
+                allow_methods=("GET", "HEAD", "POST"),
+                allow_headers=("*",),
+                expose_headers=("X-Request-Id",),
+            )
+        if server.api_key is not None:
+            return app
+        return BrowserCheck(app, origins, tuple(server.allowed_hosts) if is_loopback(server.host) else None)
 
 
 class BrowserCheck:

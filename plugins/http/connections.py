@@ -23,7 +23,10 @@ import msgspec
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from minisgl import hookimpl
+from minisgl.config import Config
 from minisgl.server.errors import ApiError
+from minisgl.server.extension import HttpExtension
 from minisgl.utils.files import raise_file_limit
 from minisgl.utils.log import is_logged
 
@@ -47,8 +50,6 @@ TURN_CONNECTIONS = 64
 PROBES = ("/health", "/ready")
 """The ends of the paths of requests that do not wait for other requests."""
 _PROBES = tuple(path.encode() for path in PROBES)
-LISTEN = 2048
-"""The largest number of connections that wait until the server accepts them."""
 REFUSED = 512
 """The largest number of connections above the limit that get a response. Further ones are closed without one."""
 REFUSED_SECONDS = 1.0
@@ -56,6 +57,24 @@ REFUSED_SECONDS = 1.0
 _OTHER_FILES = 128
 """File descriptors that the launcher needs besides the connections: sockets and pipes to the workers, log, imports."""
 _UPGRADE_HEADERS = (b"connection", b"upgrade", b"http2-settings")
+
+
+@hookimpl
+def minisgl_http(config: Config) -> HttpExtension:
+    return ConnectionLimits(config.server.max_connections, config.server.io_timeout)
+
+
+class ConnectionLimits(HttpExtension):
+    """Lets uvicorn make connections with limits."""
+
+    options = ("max_connections", "io_timeout")
+
+    def __init__(self, max_connections: int, io_timeout: float):
+        self._max_connections, self._io_timeout = max_connections, io_timeout
+
+    def uvicorn_options(self) -> Mapping[str, Any]:
+        log_accept_errors(asyncio.get_running_loop())
+        return uvicorn_options(self._max_connections, self._io_timeout)
 
 
 class Limits(NamedTuple):
@@ -362,4 +381,4 @@ def log_accept_errors(loop: asyncio.AbstractEventLoop) -> None:
 def uvicorn_options(max_connections: int, io_timeout: float) -> dict[str, Any]:
     """Return the arguments of `uvicorn.Config` that limit the connections. Raise this process's limit of files."""
     limits = limits_for(max_connections)
-    return {"http": Connection.limited(limits, io_timeout), "ws": "none", "backlog": TURN_CONNECTIONS}
+    return {"http": Connection.limited(limits, io_timeout), "backlog": TURN_CONNECTIONS}

@@ -12,12 +12,55 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from fastapi import APIRouter, Response
+
+from minisgl import hookimpl
 from minisgl.config import Config
 from minisgl.core import EngineSpec
 from minisgl.message import Stats
 from minisgl.models.generation_config import default_sampling_params
 from minisgl.models.resolve import resolve_model
+from minisgl.server.app import GET_OR_HEAD, Api
+from minisgl.server.extension import HttpExtension
+from minisgl.server.generate import Json
 from minisgl.utils.version import __version__
+
+
+@hookimpl
+def minisgl_http(config: Config) -> HttpExtension:
+    return RouterRoutes(config)
+
+
+class RouterRoutes(HttpExtension):
+    """The routes for routers."""
+
+    def __init__(self, config: Config):
+        self._info = ServerInfo.of(config)
+
+    def add_routes(self, router: APIRouter, api: Api) -> None:
+        dispatcher = api.dispatcher
+
+        @router.api_route("/server_info", methods=GET_OR_HEAD)
+        async def read_server_info() -> Response:
+            dispatcher.check_open()
+            assert dispatcher.spec is not None
+            return Json(server_info(self._info, api.model, dispatcher.spec))
+
+        @router.api_route("/model_info", methods=GET_OR_HEAD)
+        async def read_model_info() -> Response:
+            return Json(model_info(self._info))
+
+        @router.api_route("/get_load", methods=GET_OR_HEAD)
+        async def read_request_loads() -> Response:
+            stats = await dispatcher.stats()
+            assert dispatcher.spec is not None
+            return Json(request_loads(dispatcher.spec, stats))
+
+        @router.api_route("/v1/loads", methods=GET_OR_HEAD)
+        async def read_loads() -> Response:
+            stats = await dispatcher.stats()
+            assert dispatcher.spec is not None
+            return Json(loads(dispatcher.spec, stats))
 
 
 @dataclass(frozen=True)

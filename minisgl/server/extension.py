@@ -1,0 +1,146 @@
+"""`HttpExtension`: what is optional in the API server's process. Extensions add routes, limits, metrics and spans.
+
+A plugin gives the server an extension with the hook `minisgl_http`. Those that minisgl ships are the files of the
+folder ``plugins/http``, and ``server.extensions`` selects them. Without any extension the server still answers chats.
+An extension runs in the event loop of the API server, so its methods must not block.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+
+from minisgl.config import Config, ConfigError, ServerConfig
+from minisgl.core import SamplingParams
+from minisgl.message import Delta, Prompt, Stats
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
+    from starlette.types import ASGIApp
+
+    from minisgl.plugin_manager.manager import PluginManager
+    from minisgl.server.app import Api
+    from minisgl.server.dispatch import Stream
+    from minisgl.server.request_record import Generation, RequestRecord
+
+FOLDER = "minisgl.plugins.http"
+"""The package of the shipped extensions."""
+CORE_OPTIONS = frozenset(
+    {"host", "port", "tokenizers", "api_key", "served_model_name", "max_queued", "max_body", "drain_timeout",
+     "watchdog", "request_timeout", "root_path", "extensions"}
+)  # fmt: skip
+"""The options of `ServerConfig` that work without an extension."""
+
+
+class HttpExtension:
+    """An extension that does nothing. A subclass overrides the methods that it needs.
+
+    An extension is built when the worker processes are starting. It may raise `ConfigError` then. ``options`` are the
+    fields of `ServerConfig` that have no effect without it.
+    """
+
+    options: ClassVar[tuple[str, ...]] = ()
+
+    # ---- the process ---------------------------------------------------------------------------------------
+
+    def uvicorn_options(self) -> Mapping[str, Any]:
+        """Return arguments of `uvicorn.Config`. Called once, before the HTTP server starts."""
+        return {}
+
+    def begin(self, api: Api) -> None:
+        """Begin to work: the engine is ready. Called once, before the first request is accepted."""
+
+    def close(self, timeout: float) -> None:
+        """End within ``timeout`` seconds. Called once, when the HTTP server has ended."""
+
+    # ---- routes and requests -------------------------------------------------------------------------------
+
+    def add_routes(self, router: APIRouter, api: Api) -> None:
+        """Add routes. Called once, before the HTTP server starts.
+
+        A request to a route of ``router`` needs the API key, if there is one. ``api`` parses bodies, submits requests
+        and makes responses.
+        """
+
+    def wrap(self, app: ASGIApp) -> ASGIApp:
+        """Return an ASGI application around ``app``, all routes of the server. Called once."""
+        return app
+
+    def check_body(self, body: msgspec.Struct, max_seq_len: int) -> None:
+        """Check a parsed body before any work on its parts. Raise `ApiError` to refuse it.
+
+        ``max_seq_len`` is the largest number of tokens of a request. A large body is checked in another thread.
+        """
+
+    def admit(self, prompts: Sequence[Prompt], params: SamplingParams, record: RequestRecord) -> None:
+        """Check a generation before anything is sent to another process. Raise `ApiError` to refuse it."""
+
+    def make_room(self, client: str, count: int, missing: int, num_open: Counter[Stream]) -> Sequence[Stream]:
+        """Return streams to end because the server has ``missing`` too few places for ``count`` requests of ``client``.
+
+        ``num_open`` has the number of open requests of each stream, the oldest stream first. Return nothing to let the
+        new requests be refused.
+        """
+        return ()
+
+    # ---- observing -----------------------------------------------------------------------------------------
+
+    def watch(self, generation: Generation) -> Callable[[int, Delta], None] | None:
+        """Return a function that is called with each event of a new generation at its arrival, or None.
+
+        Its arguments are the index of a choice, and the choice's new output.
+        """
+        return None
+
+    def on_end(self, record: RequestRecord) -> None:
+        """Observe an HTTP request whose response has ended."""
+
+    def metrics(self, stats: Stats) -> bytes:
+        """Return metrics in Prometheus' text format, for ``GET /metrics``. ``stats`` are the scheduler's counts."""
+        return b""
+
+
+def shipped() -> list[str]:
+    """Return the names of the extensions that minisgl ships, in the order of the alphabet."""
+    try:
+        folder = importlib.import_module(FOLDER)
+    except ModuleNotFoundError:  # somebody deleted it
+        return []
+    return sorted(module.name for module in pkgutil.iter_modules(folder.__path__))
+
+
+def load_extensions(
+    config: Config, manager: PluginManager | None = None, names: Iterable[str] | None = None
+) -> list[HttpExtension]:
+    """Build the shipped extensions of ``server.extensions``, or ``names``, and then those of ``manager``'s plugins.
+
+    Raise `ConfigError` for an unknown name, or if an extension can't be built with these options.
+    """
+    known = shipped()
+    names = config.server.extensions if names is None else names
+    for name in names or ():
+        if name not in known:
+            raise ConfigError(f"server.extensions: there is no extension {name!r}. Known: {', '.join(known)}.")
+    modules = [importlib.import_module(f"{FOLDER}.{name}") for name in (known if names is None else names)]
+    built = [module.minisgl_http(config=config) for module in modules]
+    if manager is not None:
+        built += manager.hook.minisgl_http(config=config)
+    return [extension for extension in built if extension is not None]
+
+
+def check_options(server: ServerConfig, extensions: Sequence[HttpExtension]) -> None:
+    """Raise `ConfigError` for an option that is set, although no extension is loaded in which it has an effect."""
+    loaded = CORE_OPTIONS.union(*(extension.options for extension in extensions))
+    default = ServerConfig()
+    for field in fields(ServerConfig):
+        value = getattr(server, field.name)
+        if field.name not in loaded and value != getattr(default, field.name):
+            raise ConfigError(
+                f"server.{field.name}={value}: the extension with this option is not loaded (server.extensions)."
+            )

@@ -1,0 +1,56 @@
+"""Shares of the open requests: how many each client has, and whose are ended when a new client finds no room.
+
+A client is an address. Each of its HTTP requests is a `Stream`, which may have many open requests: its choices. As long
+as there is room, every client may have any number of them. When there is none, the client with the most open requests
+makes room for one with fewer (in routers: longest queue drop), and of one client, the HTTP request with the most
+choices for a smaller one. So neither one HTTP request nor one client keeps all others out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from minisgl import hookimpl
+from minisgl.config import Config
+from minisgl.server.dispatch import Stream
+from minisgl.server.extension import HttpExtension
+
+
+@hookimpl
+def minisgl_http(config: Config) -> HttpExtension:
+    return Shares(config.server.max_queued)
+
+
+class Shares(HttpExtension):
+    """Decides whose requests end when there is no room. ``max_open`` is the largest number of open requests."""
+
+    def __init__(self, max_open: int):
+        self._max_open = max_open
+
+    def make_room(self, client: str, count: int, missing: int, num_open: Counter[Stream]) -> Sequence[Stream]:
+        by_client: Counter[str] = Counter()
+        for stream, number in num_open.items():
+            by_client[stream.client] += number
+        own = by_client.pop(client, 0)
+        most, name = max(((number, name) for name, number in by_client.items()), default=(0, ""))
+        if most - missing > own + count:
+            return _largest(name, missing, num_open)
+        streams = [stream for stream in num_open if stream.client == client]
+        if own == len(streams):  # none, or one request each
+            return []
+        largest = max(streams, key=lambda stream: num_open[stream])
+        share = self._max_open // (len(streams) + 1)
+        return [largest] if num_open[largest] > share and num_open[largest] - missing > count else []
+
+
+def _largest(client: str, missing: int, num_open: Counter[Stream]) -> list[Stream]:
+    """Return a client's streams with the most open requests, the youngest first, until they have ``missing``."""
+    ended = []
+    youngest_first = [stream for stream in num_open if stream.client == client][::-1]
+    for stream in sorted(youngest_first, key=lambda stream: -num_open[stream]):
+        ended.append(stream)
+        missing -= num_open[stream]
+        if missing <= 0:
+            break
+    return ended

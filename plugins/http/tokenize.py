@@ -1,0 +1,94 @@
+"""``POST /tokenize`` and ``POST /detokenize``, which a tokenizer process answers. The parameters are vLLM's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from minisgl import hookimpl
+from minisgl.config import Config
+from minisgl.core import InvalidRequestError
+from minisgl.message import Prompt, TextPrompt, unpack_ids
+from minisgl.server.app import Api
+from minisgl.server.errors import ApiError
+from minisgl.server.extension import HttpExtension
+from minisgl.server.generate import Json
+from minisgl.server.protocol import chat_prompt, check_num_ids, tokens_prompt
+
+
+@hookimpl
+def minisgl_http(config: Config) -> HttpExtension:
+    return TokenizeRoutes()
+
+
+class TokenizeBody(msgspec.Struct, kw_only=True):
+    """The body of ``POST /tokenize``: either ``prompt`` or ``messages``."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] = {}
+    return_token_strs: bool = False
+
+    def to_prompt(self) -> Prompt:
+        """Return the prompt to tokenize.
+
+        Raise `ApiError` if not exactly one of prompt and messages is given, or a parameter that belongs to the other.
+        """
+        if (self.prompt is None) == (self.messages is None):
+            raise ApiError(400, "Give either prompt or messages.", "prompt")
+        if self.messages is not None:
+            if self.add_special_tokens:
+                message = "add_special_tokens: true is only allowed with prompt: a chat template writes them itself."
+                raise ApiError(400, message, "add_special_tokens")
+            return chat_prompt(self.messages, self.add_generation_prompt is not False, self.chat_template_kwargs)
+        if self.add_generation_prompt is not None:
+            raise ApiError(400, "add_generation_prompt is only allowed with messages.", "add_generation_prompt")
+        if self.chat_template_kwargs:
+            raise ApiError(400, "chat_template_kwargs is only allowed with messages.", "chat_template_kwargs")
+        return TextPrompt(self.prompt or "", self.add_special_tokens is not False)
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True):
+    """The body of ``POST /detokenize``."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+class TokenizeRoutes(HttpExtension):
+    """The two routes."""
+
+    def add_routes(self, router: APIRouter, api: Api) -> None:
+        dispatcher = api.dispatcher
+
+        @router.post("/tokenize")
+        async def tokenize(request: Request) -> Response:
+            body, prompt = await api.read(request, TokenizeBody, TokenizeBody.to_prompt)
+            api.check_model(body.model)
+            reply = await api.query(dispatcher.tokenize(prompt, body.return_token_strs))
+            if reply.error is not None:
+                raise ApiError.from_finished(reply.error)
+            tokens = unpack_ids(reply.ids).tolist()
+            result = {"count": len(tokens), "max_model_len": dispatcher.max_seq_len, "tokens": tokens}
+            return Json({**result, "token_strs": reply.token_strs} if body.return_token_strs else result)
+
+        @router.post("/detokenize")
+        async def detokenize(request: Request) -> Response:
+            body, prompt = await api.read(request, DetokenizeBody, lambda body: tokens_prompt(body.tokens, "tokens"))
+            api.check_model(body.model)
+            reply = await api.query(dispatcher.detokenize(prompt.ids))
+            if reply.error is not None:
+                raise ApiError.from_finished(reply.error)
+            return Json({"prompt": reply.text})
+
+    def check_body(self, body: msgspec.Struct, max_seq_len: int) -> None:
+        if isinstance(body, DetokenizeBody):
+            try:
+                check_num_ids(len(body.tokens), max_seq_len)
+            except InvalidRequestError as error:
+                raise ApiError.from_invalid(error) from None
