@@ -66,7 +66,7 @@ def test_a_server_without_extensions_answers_as_before(tutor: Server) -> None:
     ("options", "message"),
     [
         (["server.extensions=[shares,nonsense]"], "there is no extension 'nonsense'. Known: access, bounds"),
-        (["server.extensions=[]", "server.cors_origins=['*']"], "server.cors_origins=['*']: the extension with this"),
+        (["server.extensions=[]", "server.max_choices=7"], "server.max_choices=7: the extension with this option"),
     ],
 )
 def test_wrong_options(options: list[str], message: str) -> None:
