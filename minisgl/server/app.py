@@ -66,7 +66,7 @@ class Api:
         self.config, self.dispatcher, self.metrics, self.extensions = config, dispatcher, metrics, extensions
         self.model = config.server.served_model_name or config.model
         self.sampling_defaults = sampling_defaults
-        dispatcher.make_room = self._make_room
+        dispatcher.make_room = self._find_room
 
     # ---- what a request asks for -----------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ class Api:
         except TimeoutError:
             raise ApiError(504, _too_long(timeout)) from None
 
-    def _make_room(self, client: str, count: int, missing: int, num_open: Counter[Stream]) -> Sequence[Stream]:
+    def _find_room(self, client: str, count: int, missing: int, num_open: Counter[Stream]) -> Sequence[Stream]:
         made = (extension.make_room(client, count, missing, num_open) for extension in self.extensions)
         return next((streams for streams in made if streams), ())
 
@@ -202,9 +202,9 @@ def _add_openai_routes(router: fastapi.APIRouter, api: Api) -> None:
             limit = default_limit or max(dispatcher.max_seq_len, 1)
         params = body.params(limit, body.num_logprobs, api.sampling_defaults)
         builder = builder_of(request, body, True, body.logprobs)
-        fill = body.token_limit is None
+        from_context = body.token_limit is None
         return await api.generate(
-            request, [prompt], params, builder, stream_output=body.stream, max_tokens_from_context=fill
+            request, [prompt], params, builder, stream_output=body.stream, max_tokens_from_context=from_context
         )
 
     @router.post("/v1/completions")

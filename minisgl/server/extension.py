@@ -110,7 +110,7 @@ def shipped() -> list[str]:
     """Return the names of the extensions that minisgl ships, in the order of the alphabet."""
     try:
         folder = importlib.import_module(FOLDER)
-    except ModuleNotFoundError:  # somebody deleted it
+    except ModuleNotFoundError:  # the folder was deleted
         return []
     return sorted(module.name for module in pkgutil.iter_modules(folder.__path__))
 
