@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 GROUPS = (
     "attention",
@@ -26,6 +27,14 @@ GROUPS = (
 )
 ROUTER_GROUPS = ("routing", "router")
 """The groups of `python -m minisgl.cluster` only: a server has no router."""
+OPTION_PLUGINS = MappingProxyType(
+    {
+        "trace": ("observer", "trace"),
+        "kv_events": ("observer", "kv_events"),
+        "verification_rounds": ("speculation", "rounds"),
+    }
+)
+"""Option → the built-in plugin, a kind and a name, that is loaded if the option's value is not the default."""
 LOAD_FORMATS = ("auto", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZE = ("auto", "fp8")
@@ -220,8 +229,11 @@ class Config:
     communicator: Any = None
     speculation: Any = None
     fp8_gemm: Any = None
-    routing: Any = None
+    routing: Any = None  # None, except in a cluster's options
     router: Any = None
+
+    defaults_file: ClassVar[str] = "config.yaml"
+    """The file in ``conf/`` with the defaults of the groups."""
 
     def check(self) -> None:
         """Raise `ConfigError` if a value is out of range.

@@ -35,7 +35,10 @@ def main(argv: Sequence[str]) -> None:
         for word in words:
             if word.startswith("-"):
                 raise ConfigError(f"{word}: there is no such flag. {USAGE}")
-        manager = PluginManager.load([*named, *words])
+        manager = PluginManager.load()
+        manager.load_all()
+        for word in (*named, *words):
+            manager.add(word)
         manager.models()  # raises an error if two plugins have the same architecture name
         rows = [_describe(plugin) for plugin in manager.plugins]
     if "--json" in argv:

@@ -25,6 +25,7 @@ HEADS = {"0.6B, 8B: 16/8": (16, 8, 128), "14B: 40/8": (40, 8, 128), "30B-A3B: 32
 def usable_backends(group: str, **arguments: Any) -> Iterator[tuple[str, Any]]:
     """Yield (name, backend) for every plugin of a group that supports this GPU, built with default options."""
     manager = PluginManager.load()
+    manager.load_all(group)
     for name in sorted(manager.configs[group]):
         try:
             yield (

@@ -30,6 +30,7 @@ from minisgl.bench.loadgen.measure import SEED_STEP, ask_model
 from minisgl.bench.loadgen.prompts import PromptFactory
 from minisgl.bench.loadgen.traces import HASH_BLOCK, TraceRequest, within
 from minisgl.bench.loadgen.vocabulary import find_tokenizer, vocabulary
+from minisgl.cluster.options import ClusterConfig
 from minisgl.cluster.routing import RoutingPolicy
 from minisgl.config import Config, ConfigError
 from minisgl.options.compose import compose, plain_errors, split_plugins
@@ -177,7 +178,7 @@ def options(manager: PluginManager, args: argparse.Namespace) -> tuple[Config, d
     policies = {}
     for name in args.routing:
         mine = [word for word in own if word.partition("=")[0] in has[name]]
-        policies[name] = compose(manager, [f"routing={name}", *mine]).routing
+        policies[name] = compose(manager, [f"routing={name}", *mine], ClusterConfig).routing
     for word in own:
         if not any(word.partition("=")[0] in keys for keys in has.values()):
             raise ConfigError(f"{word}: none of the policies {', '.join(args.routing)} has this option.")

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import ClassVar
 
 import psutil
 
@@ -26,6 +27,8 @@ ROUTER_ONLY = ("server.host", "server.port", "server.tls_cert", "server.tls_key"
 @dataclass
 class ClusterConfig(Config):
     """All options of a cluster: those of its servers, and these."""
+
+    defaults_file: ClassVar[str] = "cluster.yaml"
 
     replicas: int = 2
     """Number of servers (replicas). Each has ``tp`` GPUs of its own or, on a CPU, its share of the cores."""

@@ -100,6 +100,7 @@ class TorchEngine:
         if fp8 is not None:
             fp8.prepare(self.model, max(max_step_tokens, config.max_running_requests))
 
+        manager.load_for_options(config)
         wrappers = manager.hook.minisgl_wrap_runner(config=config, max_seq_len=max_seq_len, device=self.device)
         self.spec = self._allocate_pool(config, max_seq_len, model_config.vocab_size)
         self.model_runner = ModelRunner(

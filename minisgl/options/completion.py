@@ -41,6 +41,7 @@ def completions(manager: PluginManager, word: str) -> Iterator[str]:
     elif key in PRESETS:
         words = [f"{key}={name}" for name in presets(key)]
     elif key in manager.configs:
+        manager.load_all(key)
         words = [f"{key}={name}" for name in sorted(manager.configs[key])]
     else:
         options = {o.key: o for o in core_options()} | group_options(manager)

@@ -13,8 +13,9 @@ import re
 import sys
 import threading
 import typing
+import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -25,6 +26,7 @@ from minisgl.options.describe import (
     SECTIONS,
     USAGE,
     Option,
+    choice_of,
     core_options,
     group_options,
     help_text,
@@ -99,22 +101,44 @@ def _compose(manager: PluginManager, overrides: Sequence[str], kind: type[Config
     named, words = split_plugins(overrides)
     for name in named:
         manager.add(name)
-    words = [_checked(manager, word, kind) for word in words]
+    words = [_checked(manager, word, words, kind) for word in words]
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    schemas = tuple((group, name, schema) for group in GROUPS for name, schema in manager.configs[group].items())
+    own = tuple(option for plugin in manager.plugins if plugin.source != "built-in" for option in plugin.options)
     try:
-        return _compose_with_hydra(tuple(words), kind, schemas)  # type: ignore[arg-type]  # a class is hashable
+        return _compose_with_hydra(tuple(words), kind, _Loader(own, weakref.proxy(manager)))  # type: ignore[arg-type]
     except (HydraException, OmegaConfBaseException) as error:
         _explain(error, manager, overrides)
 
 
+@dataclass(frozen=True)
+class _Loader:
+    """Finds the dataclass of a part when Hydra asks for it. Two of them are equal if they find the same ones."""
+
+    own: tuple[tuple[str, str, type], ...]  # (group, name, dataclass) of the plugins that are not built in
+    manager: PluginManager = field(compare=False)  # a weak reference: the results that are kept hold no manager
+
+
+class _Group(dict[str, Any]):
+    """The configs of one group in Hydra's store. A plugin is loaded when Hydra looks up the name of its part."""
+
+    def __init__(self, manager: PluginManager, group: str, store: ConfigStore):
+        self._manager, self._group, self._store = manager, group, store
+
+    def __deepcopy__(self, memo: object) -> _Group:  # Hydra copies its state
+        return self
+
+    def __contains__(self, key: object) -> bool:
+        name = str(key).removesuffix(".yaml")
+        if key not in self.keys() and self._manager.find(self._group, name) is not None:
+            _store(self._store, self._group, name, self._manager.schema(self._group, name))
+        return key in self.keys()
+
+
 @functools.lru_cache(maxsize=16)
-def _compose_with_hydra(
-    words: tuple[str, ...], kind: type[Config], schemas: tuple[tuple[str, str, type], ...]
-) -> DictConfig:
-    """Return the composed options, not yet as dataclasses. ``schemas`` are (group, name, dataclass) of the plugins.
+def _compose_with_hydra(words: tuple[str, ...], kind: type[Config], loader: _Loader) -> DictConfig:
+    """Return the composed options, not yet as dataclasses.
 
     The last results are kept, because Hydra takes 0.1 s, and programs compose the same words again and again: labs,
     benchmarks, a proposer with a model of its own. Callers must not change the result.
@@ -123,10 +147,9 @@ def _compose_with_hydra(
 
     with _private_hydra() as store:
         store.store(name="minisgl_schema", node=kind)
-        for group, name, schema in schemas:
-            _store(store, group, name, schema)
+        store.repo |= {group: _Group(loader.manager, group, store) for group in GROUPS}
         with initialize_config_module("minisgl.conf", version_base="1.3"):
-            return compose("config", list(words))
+            return compose(kind.defaults_file, list(words))
 
 
 @contextlib.contextmanager
@@ -169,8 +192,8 @@ def _store(store: Any, group: str, name: str, schema: type) -> None:
 # ---- checking arguments ------------------------------------------------------------------------------
 
 
-def _checked(manager: PluginManager, word: str, kind: type[Config]) -> str:
-    """Return an argument in Hydra's syntax. Raise `ConfigError` for an unknown option or choice of a group."""
+def _checked(manager: PluginManager, word: str, words: Sequence[str], kind: type[Config]) -> str:
+    """Return one of the arguments ``words`` in Hydra's syntax. Raise `ConfigError` for an unknown option or choice."""
     if word.startswith("-"):
         bare = word.lstrip("-")
         hint = f" Options are written without dashes: {bare}" if "=" in bare else " Options are written key=value."
@@ -180,10 +203,9 @@ def _checked(manager: PluginManager, word: str, kind: type[Config]) -> str:
     if word.startswith("~"):
         raise ConfigError(f"{word}: options can't be removed. Set the one you mean, as in key=value.")
     if not equals:
-        known = [name for names in manager.configs.values() for name in names]
-        hint = next((f" Did you mean {g}={word}?" for g in GROUPS if word in manager.configs[g]), "")
-        hint = hint or (" To load a plugin: plugins=" + word if word.endswith(".py") else "")
-        raise ConfigError(f"{word}: write key=value.{hint if word in known or word.endswith('.py') else ''}")
+        hint = next((f" Did you mean {group}={word}?" for group in GROUPS if manager.find(group, word)), "")
+        hint = hint or (f" To load a plugin: plugins={word}" if word.endswith(".py") else "")
+        raise ConfigError(f"{word}: write key=value.{hint}")
     if key in PRESETS or key in GROUPS:
         return _choice(manager, key, value)
     if key in RENAMED_OPTIONS:
@@ -194,8 +216,9 @@ def _checked(manager: PluginManager, word: str, kind: type[Config]) -> str:
         return f"{key}={_literal(core[key], value)}"
     head = key.partition(".")[0]
     if head in GROUPS and "." in key:  # Hydra checks this option, once all choices are known
-        named = [o for schema in manager.configs[head].values() for o in options_of(schema, f"{head}.") if o.key == key]
-        return f"{key}={_literal(named[0], value) if named and all(o.is_text for o in named) else value}"
+        chosen = manager.schema(head, choice_of(head, words))
+        named = [option for option in options_of(chosen, f"{head}.") if option.key == key]
+        return f"{key}={_literal(named[0], value) if named else value}"
     _unknown(manager, key, [*core, *GROUPS, *PRESETS, *group_options(manager)])
 
 
@@ -282,6 +305,7 @@ def _near_in(key: str, own: Sequence[str]) -> str:
 
 def _unknown_in(manager: PluginManager, key: str, schema: type) -> NoReturn:
     group, _, _ = key.partition(".")
+    manager.load_all(group)
     own = [option.key for option in options_of(schema, key.rpartition(".")[0] + ".")]
     others = [
         f"{group}={name}"

@@ -118,6 +118,7 @@ def group_options(manager: PluginManager) -> dict[str, Option]:
     If two choices of a group have an option with the same key, the result has the option of the first choice.
     """
     found: dict[str, Option] = {}
+    manager.load_all()
     for group in GROUPS:
         for schema in manager.configs[group].values():
             for option in options_of(schema, f"{group}."):
@@ -177,11 +178,28 @@ def presets(kind: str) -> dict[str, str]:
 
 
 def default_choice(group: str) -> str:
-    """Return the default choice of a group, as set in ``conf/config.yaml``."""
-    for line in (resources.files("minisgl.conf") / "config.yaml").read_text("utf-8").splitlines():
-        key, _, name = line.strip(" -").partition(": ")
-        if key == group:
-            return name
+    """Return the default choice of a group, as set in ``config.yaml`` or ``cluster.yaml`` in ``conf/``."""
+    return choice_of(group, ())
+
+
+def choice_of(group: str, words: Sequence[str]) -> str:
+    """Return the part of a group that the arguments of a command line select, themselves or by a preset."""
+    given = dict(word.lstrip("+").partition("=")[::2] for word in words)
+    files = [f"{preset}/{given[preset]}.yaml" for preset in reversed(PRESETS) if preset in given]
+    files += ["config.yaml", "cluster.yaml"]
+    found = given.get(group) or next(filter(None, (_default(file, group, f"override /{group}") for file in files)), "")
+    name = found.strip("'\"")
+    return _default(f"{group}/{name}.yaml") or name  # a file such as conf/scheduler/mixed_lpm.yaml selects mixed
+
+
+def _default(file: str, *keys: str) -> str:
+    """Return what a file in ``conf/`` has below ``defaults:`` for one of the keys, or as its first name, if any."""
+    path = resources.files("minisgl.conf") / file
+    entries = path.read_text("utf-8").partition("defaults:\n")[2].splitlines() if path.is_file() else []
+    for entry in entries:
+        key, colon, name = entry.strip(" -").partition(": ")
+        if key in keys or not (keys or colon):
+            return name or key
     return ""
 
 
@@ -210,6 +228,7 @@ def help_text(manager: PluginManager, kind: type[Config] = Config, usage: str = 
 
     ``kind`` is the dataclass of the options, and ``usage`` the beginning of the text.
     """
+    manager.load_all()
     parts = [usage]
     for title, options in sections(core_options(kind)).items():
         parts += ["Options\n" if title == "Top level" else f"\n{title}\n", *map(_entry, options)]

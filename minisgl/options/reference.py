@@ -38,6 +38,7 @@ def pages() -> dict[str, str]:
 
 def options_page(manager: PluginManager) -> str:
     """Return the page of all options: key, type, default and help text."""
+    manager.load_all()
     lines = [
         "# Options",
         "",

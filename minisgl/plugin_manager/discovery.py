@@ -13,6 +13,7 @@ import importlib.metadata
 import importlib.util
 import inspect
 import logging
+import pkgutil
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -34,6 +35,20 @@ HOOKIMPL_ATTRIBUTE = f"{hooks.PROJECT}_impl"
 
 
 # ---- finding and importing ---------------------------------------------------------------------------
+
+
+def exists(name: str) -> bool:
+    """Return whether there is a module of this name. The packages that contain it are imported, the module is not."""
+    try:
+        return all(part.isidentifier() for part in name.split(".")) and importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def submodules(package: str) -> list[str]:
+    """Return the names of the modules and packages in a package; none if there is no such package."""
+    spec = importlib.util.find_spec(package) if exists(package) else None
+    return sorted(found.name for found in pkgutil.iter_modules((spec and spec.submodule_search_locations) or []))
 
 
 def find_file(word: str) -> Path:
@@ -149,6 +164,12 @@ def hook_classes(module: ModuleType) -> list[type]:
         return []
     own = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__]
     return [c for c in own if any(hasattr(getattr(c, n, None), HOOKIMPL_ATTRIBUTE) for n in dir(c))]
+
+
+def has_hooks(module: ModuleType) -> bool:
+    """Return whether a module has a hook, as a function or as a method of a class."""
+    functions = [value for value in vars(module).values() if inspect.isfunction(value)]
+    return any(hasattr(each, HOOKIMPL_ATTRIBUTE) for each in functions) or bool(hook_classes(module))
 
 
 def instantiate(cls: type, label: str) -> object:

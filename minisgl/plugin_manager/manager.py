@@ -1,8 +1,8 @@
 """`PluginManager`: the plugins of one engine. It loads them, and calls their hooks to build the engine's parts.
 
-The built-in plugins are listed here by module name, and are loaded like any other plugin. The functions that find and
-check a plugin are in `minisgl.plugin_manager.discovery`. `minisgl.options.compose` builds a `Config` from the arguments
-of a command line.
+A built-in plugin is loaded when it is needed: the module ``minisgl.plugins.cache.radix`` when an option says
+``cache=radix``. The functions that find and check a plugin are in `minisgl.plugin_manager.discovery`.
+`minisgl.options.compose` builds a `Config` from the arguments of a command line.
 """
 
 from __future__ import annotations
@@ -24,20 +24,23 @@ import msgspec
 import pluggy
 
 from minisgl import hooks
-from minisgl.config import GROUPS, Config, ConfigError
+from minisgl.config import GROUPS, OPTION_PLUGINS, Config, ConfigError
 from minisgl.plugin_manager.call_counts import Calls, count_calls, count_method_calls, counting_subclass
 from minisgl.plugin_manager.discovery import (
     HOOKS,
     check_hooks,
     check_made,
     check_options,
+    exists,
     find_file,
+    has_hooks,
     hook_classes,
     import_file,
     import_module,
     instantiate,
     missing_package,
     near,
+    submodules,
 )
 from minisgl.plugin_manager.early import early_functions
 from minisgl.plugin_manager.failures import PluginError, described, mark
@@ -49,7 +52,6 @@ if TYPE_CHECKING:
     from minisgl.core import EngineSpec
 
 __all__ = [
-    "BUILTINS",
     "ConfigError",
     "Plugin",
     "PluginManager",
@@ -62,65 +64,8 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-BUILTINS = (
-    "minisgl.plugins.attention.torch",
-    "minisgl.plugins.attention.paged",
-    "minisgl.plugins.attention.sparse",
-    "minisgl.plugins.attention.cpp",
-    "minisgl.plugins.attention.flashinfer",
-    "minisgl.plugins.attention.flash_attn",
-    "minisgl.plugins.attention.trtllm",
-    "minisgl.plugins.attention.hybrid",
-    "minisgl.plugins.attention.auto",
-    "minisgl.plugins.attention.triton",
-    "minisgl.plugins.cache.naive",
-    "minisgl.plugins.cache.radix",
-    "minisgl.plugins.scheduler.static",
-    "minisgl.plugins.scheduler.prefill_first",
-    "minisgl.plugins.scheduler.priority",
-    "minisgl.plugins.scheduler.slo",
-    "minisgl.plugins.scheduler.decode_first",
-    "minisgl.plugins.scheduler.mixed",
-    "minisgl.plugins.moe.torch",
-    "minisgl.plugins.moe.grouped",
-    "minisgl.plugins.moe.auto",
-    "minisgl.plugins.moe.triton",
-    "minisgl.plugins.moe.flashinfer",
-    "minisgl.plugins.fp8_gemm.torch",
-    "minisgl.plugins.fp8_gemm.triton",
-    "minisgl.plugins.fp8_gemm.flashinfer",
-    "minisgl.plugins.fp8_gemm.auto",
-    "minisgl.plugins.graph.none",
-    "minisgl.plugins.graph.cuda",
-    "minisgl.plugins.graph.auto",
-    "minisgl.plugins.graph.simulated",
-    "minisgl.plugins.graph.replay",
-    "minisgl.plugins.communicator.auto",
-    "minisgl.plugins.communicator.torch",
-    "minisgl.plugins.communicator.nccl",
-    "minisgl.plugins.communicator.ring",
-    "minisgl.plugins.speculation.none",
-    "minisgl.plugins.speculation.lookup",
-    "minisgl.plugins.speculation.ngram",
-    "minisgl.plugins.speculation.suffix",
-    "minisgl.plugins.speculation.rounds",
-    "minisgl.plugins.routing.round_robin",
-    "minisgl.plugins.routing.least_loaded",
-    "minisgl.plugins.routing.cache_aware",
-    "minisgl.plugins.router.exact",
-    "minisgl.plugins.router.smg",
-    "minisgl.plugins.router.auto",
-    "minisgl.plugins.observer.metrics",
-    "minisgl.plugins.observer.trace",
-    "minisgl.plugins.observer.kv_events",
-    "minisgl.plugins.models.llama",
-    "minisgl.plugins.models.mistral",
-    "minisgl.plugins.models.qwen2",
-    "minisgl.plugins.models.qwen3",
-    "minisgl.plugins.models.qwen3_plain",
-    "minisgl.plugins.models.qwen3_moe",
-)
-MODELS = "minisgl.plugins.models."
+BUILT_IN = "minisgl.plugins"
+"""The package of the built-in plugins: the part ``group=name`` is registered by the module ``<group>.<name>`` in it."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +106,7 @@ class PluginManager:
         self.user_plugins: list[str] = []
         """The plugins that ``plugins=`` named, as absolute paths and module names. Worker processes load them too."""
         self.configs: dict[str, dict[str, type]] = {group: {} for group in GROUPS}
+        """Group → name → options dataclass, of the plugins that are loaded so far."""
         self.calls: dict[str, Calls] = {}
         """Plugin name → call counts of its hooks and methods. Only plugins that are not built in are counted."""
         self._owners: dict[tuple[str, str], str] = {}
@@ -173,25 +119,45 @@ class PluginManager:
 
     @classmethod
     def load(cls, plugins: Sequence[str] = (), *, light: bool = False) -> PluginManager:
-        """Return a plugin manager with three kinds of plugins. Raise `ConfigError` if one of them can't be loaded.
+        """Return a plugin manager with the user's plugins. Raise `ConfigError` if one of them can't be loaded.
 
-        These are the built-in plugins, the installed plugins (entry points of the group ``minisgl``), and ``plugins``,
-        which are Python files or module names. ``light`` is for processes that compute nothing (the API server, the
-        tokenizers): the model plugins are not loaded, and ``import torch`` in a plugin loads torch only at its first
-        use.
+        These are the installed plugins (entry points of the group ``minisgl``), and ``plugins``, which are Python files
+        or module names. Built-in plugins are loaded when they are needed. ``light`` is for processes that compute
+        nothing (the API server, the tokenizers): `models` loads no built-in model, and ``import torch`` in a plugin
+        loads torch only at its first use.
         """
         manager = cls(light=light)
         if light:
             lazy("torch")
-        for name in BUILTINS:
-            if not (light and name.startswith(MODELS)):
-                manager._add(import_module(name, name), "built-in")
         for entry in importlib.metadata.entry_points(group=hooks.PROJECT):
             origin = f"{entry.name} (installed by {entry.dist.name if entry.dist else 'an unknown package'})"
             manager._add(import_module(entry.module, origin), "entry point")
         for word in plugins:
             manager.add(word)
         return manager
+
+    def load_built_in(self, kind: str, name: str) -> bool:
+        """Load the built-in plugin ``plugins/<kind>/<name>``. Return whether there is one."""
+        label = f"{BUILT_IN}.{kind}.{name}"
+        if not exists(label):
+            return False
+        module = import_module(label, label)
+        if has_hooks(module):  # a module without hooks is code that parts share
+            self._add(module, "built-in")
+        return True
+
+    def load_all(self, kind: str = "") -> None:
+        """Load all built-in plugins of a kind, or of every kind: for ``--help`` and other lists of what there is."""
+        for each in [kind] if kind else submodules(BUILT_IN):
+            if not (each == "models" and self.light):
+                for name in submodules(f"{BUILT_IN}.{each}"):
+                    self.load_built_in(each, name)
+
+    def load_for_options(self, config: Config) -> None:
+        """Load the built-in plugins of options that are set and are no parts (`OPTION_PLUGINS`)."""
+        for option, (kind, name) in OPTION_PLUGINS.items():
+            if getattr(config, option) != getattr(Config(), option) and not self.load_built_in(kind, name):
+                raise ConfigError(f"The option {option} needs the plugin plugins/{kind}/{name}, which is missing.")
 
     @property
     def hook(self) -> pluggy.HookRelay:
@@ -271,9 +237,10 @@ class PluginManager:
 
     def _claim(self, choice: tuple[str, str], plugin: str) -> None:
         """Record that ``plugin`` registers the choice (group, name). Raise `ConfigError` if another plugin has it."""
-        owner = self._owners.setdefault(choice, plugin)
+        group, name = choice
+        built_in = f"{BUILT_IN}.{group}.{name}"
+        owner = self._owners.setdefault(choice, built_in if exists(built_in) else plugin)
         if owner != plugin:
-            group, name = choice
             label = f"the architecture {name}" if group == "models" else f"{group}={name}"
             raise ConfigError(f"{plugin} and {owner} both claim {label}. Give one of them another name.")
 
@@ -364,6 +331,7 @@ class PluginManager:
         """
         self.close()
         self._observers = []
+        self.load_for_options(config)
         try:
             made = self.hook.minisgl_observer(config=config, spec=spec)
         except ImportError as error:
@@ -410,27 +378,43 @@ class PluginManager:
         return schema()
 
     def schema(self, group: str, name: str) -> type:
-        """Return the dataclass of ``group=name``. Raise `ConfigError`, with the known names, for an unknown name."""
+        """Return the dataclass of ``group=name``, and load its plugin if that was not needed yet.
+
+        Raise `ConfigError`, with the known names, for an unknown name.
+        """
         if group not in self.configs:
             raise ConfigError(f"There is no group {group!r}{near(group, self.configs)} Groups: {', '.join(GROUPS)}.")
-        names = self.configs[group]
-        if name not in names:
-            known = ", ".join(sorted(names)) or "none is loaded"
+        found = self.find(group, name)
+        if found is None:
+            self.load_all(group)
+            names = sorted(self.configs[group])
+            known = ", ".join(names) or "none is loaded"
             raise ConfigError(f"{group}={name}: there is no such {group}{near(name, names)} Known: {known}.")
-        return names[name]
+        return found
+
+    def find(self, group: str, name: str) -> type | None:
+        """Return the dataclass of ``group=name``, or None if there is none. Load its plugin if it is a built-in one."""
+        if name not in self.configs[group]:
+            self.load_built_in(group, name)
+        return self.configs[group].get(name)
 
     def name_of(self, group: str, config: Any) -> str:
         """Return the name under which a config object's dataclass is registered, or its class name if it is not."""
+        module, prefix = type(config).__module__, f"{BUILT_IN}.{group}."
+        if module.startswith(prefix):
+            self.load_built_in(group, module.removeprefix(prefix).partition(".")[0])
         for name, schema in self.configs.get(group, {}).items():
             if type(config) is schema:
                 return name
         return "null" if config is None else type(config).__name__
 
     def models(self) -> dict[str, type]:
-        """Return the model classes of all plugins by architecture name.
+        """Return the model classes of all plugins by architecture name, those of all built-in plugins too.
 
         Raise `ConfigError` if two plugins have the same architecture name.
         """
+        if not self.light:
+            self.load_all("models")
         found: dict[str, type] = {}
         for implementation in self._manager.hook.minisgl_models.get_hookimpls():
             others = [p for p in self._manager.get_plugins() if p is not implementation.plugin]

@@ -144,6 +144,7 @@ def run_leader(
     heartbeat: Heartbeat,
 ) -> None:
     """Run rank 0: schedule requests until a `Stop` message arrives, then tell the other ranks to end."""
+    manager.load_built_in("observer", "metrics")  # for `GET /metrics`
     leader = engine if followers is None else LeaderEngine(engine, followers.send)
     scheduler = build_scheduler(config, manager, leader, eos_ids=eos_ids(resolve_model(config.model)))
     loop = SchedulerLoop(

@@ -46,14 +46,14 @@ def example(name: str) -> Path:
 def load(name: str) -> PluginManager:
     """Return a plugin manager that has loaded the example of a hook or a group, besides the built-in plugins."""
     manager = PluginManager.load([str(example(name))])
-    plugin = manager.plugins[-1]
+    (plugin,) = (plugin for plugin in manager.plugins if plugin.source == "file")
     assert name in plugin.hooks or name in [group for group, _, _ in plugin.options]
     return manager
 
 
 def observer_of(manager: PluginManager) -> Any:
     """Return the object of the example's class that the plugin manager made."""
-    module = manager.plugins[-1].module.__name__
+    (module,) = (plugin.name for plugin in manager.plugins if plugin.source == "file")
     (observer,) = [p for p in manager._manager.get_plugins() if type(p).__module__ == module]
     return observer
 

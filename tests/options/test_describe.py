@@ -66,7 +66,7 @@ def test_reference_pages_are_current() -> None:
         ("stage=", [f"stage={n}" for n in range(1, 10)]),
         ("dtype=fl", ["dtype=float32", "dtype=float16"]),
         ("overlap=", ["overlap=true", "overlap=false"]),
-        ("scheduler.p", ["scheduler.preempt=", "scheduler.patience="]),
+        ("scheduler.p", ["scheduler.patience=", "scheduler.preempt="]),
         ("server.po", ["server.port="]),
         ("--v", ["--version"]),
         ("zzz", []),
@@ -116,7 +116,7 @@ def complete_in_bash(line: str, env: dict[str, str], breaks: str = " \t\n\"'><=;
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 def test_completion_in_bash(on_path: dict[str, str], tmp_path: Path) -> None:
-    options = ["order", "preempt", "interactive", "step_tokens", "batch_share", "patience"]
+    options = ["order", "patience", "preempt", "interactive", "step_tokens", "batch_share"]
     keys = ["scheduler=", *(f"scheduler.{option}=" for option in options)]
     assert complete_in_bash("minisgl sched", on_path) == keys
     assert complete_in_bash("minisgl tp=2 cache=", on_path) == ["naive", "radix"]

@@ -16,11 +16,10 @@ from typing import Any
 
 import pytest
 
-from minisgl.config import GROUPS, Config
+from minisgl.config import GROUPS, OPTION_PLUGINS, ROUTER_GROUPS, Config
 from minisgl.core import EngineSpec, Req, SamplingParams
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import (
-    BUILTINS,
     ConfigError,
     PluginManager,
     decode_config,
@@ -128,21 +127,37 @@ def run(code: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_built_ins_are_complete_and_load() -> None:
-    """Every plugin file of the package is in ``BUILTINS`` or is loaded with ``plugins=``, and all built-ins load."""
-    import minisgl.plugins
-
-    root = Path(next(iter(minisgl.plugins.__path__)))
-    files = {f"minisgl.plugins.{p.parent.name}.{p.stem}" for p in root.glob("*/*.py") if p.stem != "__init__"}
-    optional = {f"minisgl.plugins.observer.{name}" for name in ("auditor", "meter")}  # loaded only with plugins=…
-    assert files == set(BUILTINS) | optional
+    """All plugins in the package's folders load, and the module of a part has the part's name."""
     manager = PluginManager.load()
-    loaded = [p.name for p in manager.plugins if p.source == "built-in"]
-    assert loaded == list(BUILTINS)
+    assert manager.plugins == []
+    manager.load_all()
     assert all(manager.configs[group] for group in GROUPS)
+    for plugin in manager.plugins:
+        kind, name = plugin.name.removeprefix("minisgl.plugins.").split(".")
+        assert plugin.source == "built-in"
+        optional = (kind, name) in OPTION_PLUGINS.values()  # a plugin that is no part
+        assert [option[:2] for option in plugin.options] == ([(kind, name)] if kind in GROUPS and not optional else [])
+
+
+def test_a_built_in_plugin_is_loaded_when_it_is_needed() -> None:
+    manager = PluginManager.load(light=True)
+    config = compose(manager, ["cache=naive", "stage=6"])
+    assert config.scheduler.order == "lpm"
+    assert {p.name for p in manager.plugins} == {
+        f"minisgl.plugins.{group}.{manager.name_of(group, getattr(config, group))}"
+        for group in GROUPS
+        if group not in ROUTER_GROUPS
+    }
+    assert manager.find("cache", "radix") is not None and manager.find("cache", "no_such") is None
+    other = PluginManager.load()
+    assert other.name_of("cache", config.cache) == "naive"
+    assert [p.name for p in other.plugins] == ["minisgl.plugins.cache.naive"]
 
 
 def test_light_loads_all_options_but_no_models() -> None:
     light, full = PluginManager.load(light=True), PluginManager.load()
+    light.load_all()
+    full.load_all()
     assert light.configs == full.configs
     assert light.models() == {}
     assert "Qwen3ForCausalLM" in full.models()
@@ -552,7 +567,9 @@ def test_plugins_command(mine: Path, capsys: pytest.CaptureFixture[str]) -> None
     shown = capsys.readouterr().out
     main([str(mine), "--json"])
     rows = json.loads(capsys.readouterr().out)
-    assert len(rows) == len(BUILTINS) + 1
+    manager = PluginManager.load()
+    manager.load_all()
+    assert len(rows) == len(manager.plugins) + 1
     row = rows[-1]
     assert row["path"] == str(mine)
     assert row["source"] == "file"

@@ -6,12 +6,15 @@ engine reads must be equal on all of them.
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from minisgl.config import ConfigError
-from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugin_manager.manager import BUILT_IN, PluginManager
 
 OWN_OPTIONS = ("server", "kv_events", "multi_node", "trace", "log_level", "log_format", "plugins")
 """Options that a rank may have of its own: they do not change what an engine computes. Plugins are compared by their
@@ -40,8 +43,12 @@ def check_same_plugins(own: dict[str, str], rank0: dict[str, str]) -> None:
 
 
 def plugin_hashes(manager: PluginManager) -> dict[str, str]:
-    """Return the SHA-256 values of the plugins' files, by the name of a built-in plugin or of another plugin's file."""
-    return {p.name if p.source == "built-in" else p.path.name: p.sha256 for p in manager.plugins}
+    """Return the SHA-256 values of the built-in plugins, loaded or not, by module, and of the other ones by file."""
+    spec = importlib.util.find_spec(BUILT_IN)
+    root = Path((spec and spec.origin) or "").parent
+    modules = {".".join((BUILT_IN, *path.relative_to(root).with_suffix("").parts)): path for path in root.rglob("*.py")}
+    own = {plugin.path.name: plugin.sha256 for plugin in manager.plugins if plugin.source != "built-in"}
+    return own | {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in modules.items()}
 
 
 def _values(encoded: bytes) -> dict[str, Any]:

@@ -37,6 +37,7 @@ def read(manager: PluginManager) -> dict[str, float]:
 def test_latencies() -> None:
     """Two requests and one request-pool row: every histogram has the exact counts and sums of this run."""
     manager, clock = PluginManager.load(light=True), Clock()
+    manager.load_built_in("observer", "metrics")
     params = SamplingParams(max_tokens=3, temperature=0.0)
     asks = {uid: SimRequest([uid, 2, 3], params) for uid in (1, 2)}
     scheduler = scheduler_of(manager, clock, asks)
@@ -73,6 +74,8 @@ def test_latencies() -> None:
 def test_state_is_per_engine_and_deleted() -> None:
     """Two engines in one process count separately, and finished requests leave no state."""
     one, other, clock = PluginManager.load(light=True), PluginManager.load(light=True), Clock()
+    for manager in (one, other):
+        manager.load_built_in("observer", "metrics")
     ask = SimRequest([1, 2, 3], SamplingParams(max_tokens=2, temperature=0.0))
     scheduler = scheduler_of(one, clock, {1: ask, 2: ask})
     scheduler.add_request(1, ask.prompt, ask.params)

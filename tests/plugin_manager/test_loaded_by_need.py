@@ -1,0 +1,89 @@
+"""Starting an `LLM` or a server imports the plugins that the options select, and nothing that is around the engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import httpx
+import pytest
+
+from minisgl.testing.serving import Server
+
+AROUND = ("bench", "trace", "testing", "cluster", "chapters")
+
+LOADED = f"""
+import sys
+modules = [name for name in sys.modules if name.startswith("minisgl.")]
+plugins = [name for name in modules if name.startswith("minisgl.plugins.") and "hookimpl" in vars(sys.modules[name])]
+plugins = [name.removeprefix("minisgl.plugins.") for name in plugins]
+around = sorted({{name.split(".")[1] for name in modules}} & set({AROUND}))
+"""
+
+SELECTED = {
+    "attention.torch",
+    "cache.radix",
+    "communicator.auto",
+    "communicator.torch",
+    "fp8_gemm.auto",
+    "graph.none",
+    "moe.torch",
+    "scheduler.prefill_first",
+    "speculation.none",
+}
+OPTIONS = ("attention=torch", "graph=none", "moe=torch", "device=cpu", "num_pages=64")
+"""The options that select `SELECTED`, with the defaults of the other groups."""
+
+
+def selected(names: set[str]) -> set[str]:
+    """Return the names without those that are all loaded by default: model families, and extensions of the server."""
+    return {name for name in names if not name.startswith(("models.", "http."))}
+
+
+def test_an_llm_imports_the_selected_plugins() -> None:
+    code = f"""
+        import json
+        from minisgl.llm import LLM
+        with LLM(overrides={list(OPTIONS)!r}) as llm:
+            llm.generate("What is a radix cache?")
+            {textwrap.indent(LOADED, " " * 12).strip()}
+        print(json.dumps([plugins, around]))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CXX": "none"}  # nothing is compiled
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    plugins, around = json.loads(done.stdout)
+    assert selected(set(plugins)) == SELECTED
+    assert around == []
+
+
+def test_the_processes_of_a_server_import_the_selected_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process writes what it has imported when it ends."""
+    dump = f"""
+        import atexit, os
+        def write():
+            {textwrap.indent(LOADED, " " * 12).strip()}
+            with open({str(tmp_path)!r} + f"/{{os.getpid()}}", "w") as file:
+                print(plugins, around, sep=";", file=file)
+        if any("minisgl" in word or "spawn" in word for word in sys.orig_argv):
+            atexit.register(write)
+    """
+    folder = tmp_path / "path"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text("import sys\n" + textwrap.dedent(dump))
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    with Server(*OPTIONS) as server:
+        body = {"model": "tutor", "prompt": "What is a radix cache?", "max_tokens": 4}
+        assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 200
+        server.process.terminate()
+        server.wait(30)
+    found = [tuple(map(eval, file.read_text().split(";"))) for file in tmp_path.iterdir() if file.is_file()]
+    assert len(found) >= 2
+    union = {name for plugins, _ in found for name in plugins}
+    assert selected(union) <= SELECTED | {"observer.metrics"}
+    assert {name for _, around in found for name in around} == set()
