@@ -39,12 +39,12 @@ from minisgl.plugin_manager.early import started_early
 from minisgl.plugin_manager.failures import described
 from minisgl.plugin_manager.manager import PluginManager, decode_config, early_of, options_of, plugins_of
 from minisgl.plugins.kernels.ops.compilations import Compilations
+from minisgl.plugins.tokenizer.exact.load import eos_ids
 from minisgl.scheduler.build import build_scheduler
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.server.errors import refusal
 from minisgl.server.worker_process import Heartbeat, Ready, Report
 from minisgl.tokenizer.detokenizer import PROMPT_TAIL_TOKENS
-from minisgl.tokenizer.load import eos_ids
 from minisgl.utils.heap import trim_heap
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from minisgl.core import SamplingParams
-from minisgl.tokenizer.clean_up import CleanUp
+from minisgl.plugins.tokenizer.exact.clean_up import CleanUp
 from minisgl.tokenizer.tokenizer import Tokenizer
 
 MAX_CONTEXT = 16

@@ -1,6 +1,6 @@
 """A model's tokenizer: converts text to token ids and back, using the tokenizer files of a Hugging Face checkpoint.
 
-`minisgl.tokenizer.load` reads the tokenizer with the ``tokenizers`` library. This module adds the model's chat
+`minisgl.plugins.tokenizer.exact.load` reads the tokenizer with the ``tokenizers`` library. This module adds the model's chat
 template. It knows nothing about requests.
 """
 
@@ -17,10 +17,10 @@ import tokenizers
 
 from minisgl.config import ConfigError
 from minisgl.core import InvalidRequestError, shorten
-from minisgl.tokenizer.chat import ChatTemplate, RenderedChat
-from minisgl.tokenizer.clean_up import clean_up
-from minisgl.tokenizer.client_text import ClientText
-from minisgl.tokenizer.load import load_tokenizer
+from minisgl.plugins.tokenizer.exact.clean_up import clean_up
+from minisgl.plugins.tokenizer.exact.client_text import ClientText
+from minisgl.plugins.tokenizer.exact.load import load_tokenizer
+from minisgl.plugins.tokenizer.exact.template import ChatTemplate, RenderedChat
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 

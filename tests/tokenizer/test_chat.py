@@ -14,9 +14,9 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from minisgl.core import InvalidRequestError
+from minisgl.plugins.tokenizer.exact.template import ChatTemplate
 from minisgl.server.protocol import template_messages
 from minisgl.tokenizer import Tokenizer
-from minisgl.tokenizer.chat import ChatTemplate
 
 from .test_client_text import IM, THINK, build, special
 

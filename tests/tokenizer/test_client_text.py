@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
 from minisgl.core import InvalidRequestError
+from minisgl.plugins.tokenizer.exact.template import ChatTemplate
 from minisgl.tokenizer import Tokenizer
-from minisgl.tokenizer.chat import ChatTemplate
 
 from .conftest import TEXT, save
 

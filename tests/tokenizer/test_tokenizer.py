@@ -11,9 +11,9 @@ from tokenizers import decoders
 
 from minisgl.config import ConfigError
 from minisgl.core import InvalidRequestError
+from minisgl.plugins.tokenizer.exact.template import ChatTemplate
 from minisgl.testing.checkpoints import _CHAT_TEMPLATE
 from minisgl.tokenizer import Tokenizer
-from minisgl.tokenizer.chat import ChatTemplate
 
 from .conftest import save, sentencepiece_like
 

@@ -2,7 +2,7 @@
 
 ``tokenizer.json`` has most of a tokenizer. ``tokenizer_config.json`` may add tokens to it, and so may
 ``added_tokens.json`` and ``special_tokens_map.json`` of older checkpoints. It also names the special tokens, and the
-class that may replace parts of ``tokenizer.json`` (`minisgl.tokenizer.classes`). The result has the ids of
+class that may replace parts of ``tokenizer.json`` (`minisgl.plugins.tokenizer.exact.classes`). The result has the ids of
 `transformers.AutoTokenizer`, version 5, which vLLM and SGLang use as well. As there, ``add_bos_token`` and
 ``add_eos_token`` have no effect beside a ``tokenizer.json``, whose post-processor says which tokens are added.
 """
@@ -19,9 +19,9 @@ import tokenizers
 from tokenizers import AddedToken
 
 from minisgl.config import ConfigError
-from minisgl.tokenizer.chat import SPECIAL_TOKENS
-from minisgl.tokenizer.classes import CLASSES, class_name, rebuild
-from minisgl.tokenizer.files import add_ends, check_ids, read_tokenizer, read_vocabulary, vocabulary_class
+from minisgl.plugins.tokenizer.exact.classes import CLASSES, class_name, rebuild
+from minisgl.plugins.tokenizer.exact.files import add_ends, check_ids, read_tokenizer, read_vocabulary, vocabulary_class
+from minisgl.plugins.tokenizer.exact.template import SPECIAL_TOKENS
 from minisgl.utils.json_file import read_json_if_present
 
 Token = str | AddedToken

@@ -24,7 +24,7 @@ from jinja2 import nodes
 from jinja2.parser import Parser
 
 from minisgl.core import InvalidRequestError, shorten
-from minisgl.tokenizer.chat_messages import (
+from minisgl.plugins.tokenizer.exact.messages import (
     REASONING,
     Message,
     TextPart,
@@ -37,8 +37,14 @@ from minisgl.tokenizer.chat_messages import (
     strings_of,
     texts_of,
 )
-from minisgl.tokenizer.template_source import compared_roles, read_fields, separators, sought_texts, texts_below
-from minisgl.tokenizer.text_marks import Lost, PrivateCharacters, TextMarks
+from minisgl.plugins.tokenizer.exact.template_source import (
+    compared_roles,
+    read_fields,
+    separators,
+    sought_texts,
+    texts_below,
+)
+from minisgl.plugins.tokenizer.exact.text_marks import Lost, PrivateCharacters, TextMarks
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """The roles that every chat template is given. A template may compare the role of a message with others."""

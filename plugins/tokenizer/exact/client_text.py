@@ -21,9 +21,14 @@ from typing import Any
 
 import tokenizers
 
-from minisgl.tokenizer.chat import ChatTemplate, RenderedChat, Replacement, computed_with_special_tokens
-from minisgl.tokenizer.chat_messages import Message, map_strings, map_texts, normalize, strings_of, texts_of
-from minisgl.tokenizer.text_marks import PrivateCharacters
+from minisgl.plugins.tokenizer.exact.messages import Message, map_strings, map_texts, normalize, strings_of, texts_of
+from minisgl.plugins.tokenizer.exact.template import (
+    ChatTemplate,
+    RenderedChat,
+    Replacement,
+    computed_with_special_tokens,
+)
+from minisgl.plugins.tokenizer.exact.text_marks import PrivateCharacters
 
 _BRACKETS = {"<": ">", "[": "]", "{": "}", "(": ")"}
 

@@ -2,7 +2,7 @@
 
 ``tokenizer.json`` has everything. Older checkpoints have ``vocab.json`` and ``merges.txt`` instead. How text is split
 before the merges is then not in the files. It follows from the class of the tokenizer in transformers
-(`minisgl.tokenizer.classes`). `minisgl.tokenizer.load` adds the tokens of the other files.
+(`minisgl.plugins.tokenizer.exact.classes`). `minisgl.plugins.tokenizer.exact.load` adds the tokens of the other files.
 """
 
 from __future__ import annotations

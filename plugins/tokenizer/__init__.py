@@ -1,0 +1,1 @@
+"""The built-in tokenizers (group `tokenizer`), one file each. `exact` has the code of `tokenizer=auto`."""

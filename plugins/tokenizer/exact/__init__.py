@@ -1,0 +1,1 @@
+"""A tokenizer with the tokens and the prompts of transformers, which refuses what a chat template would drop."""
