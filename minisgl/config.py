@@ -24,6 +24,7 @@ GROUPS = (
     "fp8_gemm",
     "routing",
     "router",
+    "tokenizer",
 )
 ROUTER_GROUPS = ("routing", "router")
 """The groups of `python -m minisgl.cluster` only: a server has no router."""
@@ -231,6 +232,7 @@ class Config:
     fp8_gemm: Any = None
     routing: Any = None  # None, except in a cluster's options
     router: Any = None
+    tokenizer: Any = None
 
     defaults_file: ClassVar[str] = "config.yaml"
     """The file in ``conf/`` with the defaults of the groups."""

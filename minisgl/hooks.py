@@ -111,6 +111,16 @@ PARTS: Mapping[str, PartSpec] = MappingProxyType(
             "once in the process of a router, at start: ``python -m minisgl.cluster`` or ``python -m minisgl.bench "
             "cluster``; a server has no router",
         ),
+        "tokenizer": PartSpec(
+            "`minisgl.tokenizer.Tokenizer`, or None if the model has no tokenizer. It may come from other files. In a "
+            "subclass, ``render`` may change or refuse messages, and ``stream`` may filter the text of an answer",
+            "once in each process that needs the tokenizer, at start: the tokenizers, the detokenizer, rank 0 (for the "
+            "end-of-sequence id), a router, and the caller's process with `LLM`. Most of them must not import torch",
+            {
+                "path": "the model's directory, a `pathlib.Path`",
+                "parse_special_tokens": "the option of this name: whether special tokens in messages are tokens",
+            },
+        ),
         "router": PartSpec(
             "`minisgl.cluster.router.Router`, which does nothing before its ``start``",
             "once in the process of ``python -m minisgl.cluster``, at start, before the replicas",
@@ -118,6 +128,7 @@ PARTS: Mapping[str, PartSpec] = MappingProxyType(
                 "cluster": "all options of the cluster, a `ClusterConfig`",
                 "status": "the states of the replicas, a `ClusterStatus`, in which the router counts its requests",
                 "policy": "the routing policy, of the group ``routing``",
+                "make_tokenizer": "a function that returns the tokenizer of the servers, or None if the model has none",
             },
         ),
     }

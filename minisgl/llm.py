@@ -30,7 +30,7 @@ from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.kernels.ops.compilations import Compilations
 from minisgl.scheduler.build import build_scheduler
 from minisgl.tokenizer.detokenizer import Detokenizer
-from minisgl.tokenizer.tokenizer import Tokenizer
+from minisgl.tokenizer.tokenizer import build_tokenizer
 from minisgl.utils.openmp import THREADS_SPIN
 
 __all__ = ["LLM", "Choice", "RequestOutput"]
@@ -116,7 +116,9 @@ class LLM:
         self.config = compose(self.plugin_manager, [f"model={model}", *overrides])
         path = resolve_model(self.config.model)
         warn_of_same_name(self.config.model)
-        self.tokenizer = Tokenizer.from_dir(path, self.config.parse_special_tokens)
+        self.tokenizer = build_tokenizer(
+            self.config.tokenizer, self.plugin_manager, path, self.config.parse_special_tokens
+        )
         defaults = default_sampling_params(self.config, path)
         log_defaults(self.config, path, defaults)
         self._default_params = with_defaults(defaults)

@@ -19,8 +19,10 @@ from minisgl.cluster.router import Router
 from minisgl.cluster.status import ClusterStatus, ReplicaStatus
 from minisgl.cluster.supervisor import ReplicaError, Supervisor
 from minisgl.config import ConfigError
+from minisgl.models.resolve import resolve_model
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.server.worker_process import SIGNALS
+from minisgl.tokenizer.tokenizer import build_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +38,14 @@ def run_cluster(config: ClusterConfig, manager: PluginManager, words: Sequence[s
     replicas = [ReplicaStatus(index, devices=part.text) for index, part in enumerate(parts)]
     status = ClusterStatus(replicas)
     router: Router = manager.build(
-        "router", config.router, cluster=config, status=status, policy=manager.build("routing", config.routing)
+        "router",
+        config.router,
+        cluster=config,
+        status=status,
+        policy=manager.build("routing", config.routing),
+        make_tokenizer=lambda: build_tokenizer(
+            config.tokenizer, manager, resolve_model(config.model), config.parse_special_tokens
+        ),
     )
     return asyncio.run(Cluster(config, words, parts, router, status).run())
 

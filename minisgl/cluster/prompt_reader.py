@@ -47,16 +47,16 @@ FIRST = ("/v1/chat/completions", b'{"messages": [{"role": "user", "content": "fi
 class PromptReader:
     """Reads the prompts of requests: their length, and the hashes of the first prompt's blocks.
 
-    ``model`` is the model's directory; for ``parse_special_tokens``, see `Tokenizer`. ``hash_seed`` is that of the KV
-    events. The prompt of a request without ``api_key`` is not read.
+    ``tokenizer`` is that of the servers, or None. ``hash_seed`` is that of the KV events. The prompt of a request
+    without ``api_key`` is not read.
     """
 
-    def __init__(self, model: str, parse_special_tokens: bool, hash_seed: int, api_key: str | None):
+    def __init__(self, tokenizer: Tokenizer | None, hash_seed: int, api_key: str | None):
         self.by_load = 0
         """Requests that could not be read. They are routed by load."""
         self._root = root_hash(hash_seed)
         self._api_key = api_key
-        self._tokenizer = Tokenizer.from_dir(model, parse_special_tokens)
+        self._tokenizer = tokenizer
         self._thread = ThreadPoolExecutor(1, "tokenize")
         self._pending = 0
         self.block_size = 0  # unknown, as long as no replica has been ready

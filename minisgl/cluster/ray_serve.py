@@ -58,6 +58,7 @@ from minisgl.plugin_manager.manager import PluginManager
 from minisgl.server.app import BODY_BYTES_PER_TOKEN, MIN_BODY
 from minisgl.server.errors import ApiError
 from minisgl.server.request_record import RequestMiddleware, log_request
+from minisgl.tokenizer.tokenizer import build_tokenizer
 from minisgl.utils.log import setup_logging
 from minisgl.utils.ports import free_port
 
@@ -456,13 +457,12 @@ class Ingress:
     """Reads requests and passes them on to the engines. Ray Serve's HTTP proxies call it."""
 
     async def __init__(self, words: Sequence[str], engine: DeploymentHandle):  # type: ignore[misc]
-        config, _ = compose_options(words)
+        config, manager = compose_options(words)
         setup_logging(config.log_level, config.log_format, "ingress")
         self._engine = engine
         self._fixed_max_body = config.server.max_body is not None
         self._reader = PromptReader(
-            str(resolve_model(config.model)),
-            config.parse_special_tokens,
+            build_tokenizer(config.tokenizer, manager, resolve_model(config.model), config.parse_special_tokens),
             config.kv_events.hash_seed,
             config.server.api_key,
         )

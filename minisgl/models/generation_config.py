@@ -1,7 +1,7 @@
 """What the files of a checkpoint say about generation: the ends of an answer, and the default sampling parameters.
 
 This module reads ``generation_config.json`` and ``config.json``. It imports no torch, so that the API server can use
-it. The end-of-sequence token of the tokenizer is known to `minisgl.plugins.tokenizer.exact.load`.
+it. The end-of-sequence token of the tokenizer is known to `minisgl.tokenizer`.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ def _default(file: str, *keys: str) -> str:
     path = resources.files("minisgl.conf") / file
     entries = path.read_text("utf-8").partition("defaults:\n")[2].splitlines() if path.is_file() else []
     for entry in entries:
-        key, colon, name = entry.strip(" -").partition(": ")
+        key, colon, name = entry.partition("#")[0].strip(" -").removeprefix("optional ").partition(": ")
         if key in keys or not (keys or colon):
             return name or key
     return ""

@@ -56,6 +56,7 @@ __all__ = [
     "Plugin",
     "PluginManager",
     "decode_config",
+    "decode_part",
     "early_of",
     "encode_config",
     "options_of",
@@ -483,9 +484,21 @@ def decode_config(data: bytes, manager: PluginManager) -> Config:
     """Return the config that `encode_config` encoded. ``manager`` must have loaded the same plugins."""
     _, plain, groups = msgspec.msgpack.decode(data)
     config = msgspec.convert(plain, Config)
-    for group, (name, values, *_) in groups.items():
-        setattr(config, group, msgspec.convert(values, manager.schema(group, name), dec_hook=_from_text))
+    for group in groups:
+        setattr(config, group, decode_part(data, manager, group))
     return config
+
+
+def decode_part(data: bytes, manager: PluginManager, group: str) -> Any:
+    """Return the options of one group, or None if it has none, from a config that `encode_config` encoded.
+
+    Of the built-in plugins, only the one of this group is loaded.
+    """
+    groups = msgspec.msgpack.decode(data)[2]
+    if group not in groups:
+        return None
+    name, values, *_ = groups[group]
+    return msgspec.convert(values, manager.schema(group, name), dec_hook=_from_text)
 
 
 def _from_text(kind: type, value: Any) -> Any:

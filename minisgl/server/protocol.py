@@ -17,8 +17,8 @@ import msgspec
 
 from minisgl.core import InvalidRequestError, SamplingParams, shorten
 from minisgl.message import ChatPrompt, Prompt, TextPrompt, TokensPrompt, pack_ids
-from minisgl.plugins.tokenizer.exact.messages import is_neutral
 from minisgl.server.errors import ApiError
+from minisgl.utils.json_file import is_neutral
 
 S = TypeVar("S", bound=msgspec.Struct)
 MAX_FIELD = 2**16

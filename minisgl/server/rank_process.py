@@ -39,12 +39,12 @@ from minisgl.plugin_manager.early import started_early
 from minisgl.plugin_manager.failures import described
 from minisgl.plugin_manager.manager import PluginManager, decode_config, early_of, options_of, plugins_of
 from minisgl.plugins.kernels.ops.compilations import Compilations
-from minisgl.plugins.tokenizer.exact.load import eos_ids
 from minisgl.scheduler.build import build_scheduler
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.server.errors import refusal
 from minisgl.server.worker_process import Heartbeat, Ready, Report
 from minisgl.tokenizer.detokenizer import PROMPT_TAIL_TOKENS
+from minisgl.tokenizer.tokenizer import build_tokenizer
 from minisgl.utils.heap import trim_heap
 
 if TYPE_CHECKING:
@@ -146,7 +146,9 @@ def run_leader(
     """Run rank 0: schedule requests until a `Stop` message arrives, then tell the other ranks to end."""
     manager.load_built_in("observer", "metrics")  # for `GET /metrics`
     leader = engine if followers is None else LeaderEngine(engine, followers.send)
-    scheduler = build_scheduler(config, manager, leader, eos_ids=eos_ids(resolve_model(config.model)))
+    tokenizer = build_tokenizer(config.tokenizer, manager, resolve_model(config.model), False)
+    eos_ids = () if tokenizer is None else tokenizer.eos_ids
+    scheduler = build_scheduler(config, manager, leader, eos_ids=eos_ids)
     loop = SchedulerLoop(
         scheduler,
         Pull(context, addresses.scheduler),

@@ -47,7 +47,7 @@ def serve(config: Config, manager: PluginManager, only_rank_0: OnlyRank0 | None 
         if only_rank_0 is not None:  # a thread has the signal mask of the thread that starts it
             threading.Thread(target=only_rank_0.watch_parent, name="parent-watch", daemon=True).start()
         log.info("starting %s with tp=%d and %d tokenizer processes", model, config.tp, config.server.tokenizers)
-        worker_pool.start(addresses, model, config.parse_special_tokens, encoded, config.tp, only_rank_0)
+        worker_pool.start(addresses, model, encoded, config.tp, only_rank_0)
         from minisgl.server.launcher import Launcher  # imports the HTTP libraries while the workers start
 
         status = asyncio.run(Launcher(config, manager, addresses, worker_pool, listener).run())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 import zmq
@@ -43,11 +44,12 @@ from minisgl.message import (
     unpack_ids,
 )
 from minisgl.message.messages import AnyMessage
+from minisgl.plugin_manager.manager import PluginManager, decode_part, options_of, plugins_of
 from minisgl.server.errors import refusal
 from minisgl.server.protocol import check_chat_size, check_num_ids
 from minisgl.server.worker_process import Heartbeat, Ready, Report
 from minisgl.tokenizer.detokenizer import Detokenizer
-from minisgl.tokenizer.tokenizer import Tokenizer
+from minisgl.tokenizer.tokenizer import Tokenizer, build_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -65,17 +67,22 @@ def run_text_process(
     addresses: Addresses,
     inbox: str,
     model: str,
-    parse_special_tokens: bool,
+    encoded: bytes,
     role: str,
     heartbeat: Heartbeat,
 ) -> None:
     """Run a tokenizer process or the detokenizer process until a `Stop` message arrives.
 
-    This is the ``body`` argument of `worker_main`. ``inbox`` is the address at which the process receives
-    messages. ``model`` is the model's directory; for ``parse_special_tokens``, see `Tokenizer`. ``role`` is the
-    process's name, such as ``tokenizer-0``.
+    This is the ``body`` argument of `worker_main`. ``inbox`` is the address at which the process receives messages.
+    ``model`` is the model's directory, ``encoded`` the config, encoded by `encode_config`, and ``role`` the process's
+    name, such as ``tokenizer-0``.
     """
-    tokenizer = Tokenizer.from_dir(model, parse_special_tokens)
+    manager = PluginManager.load(plugins_of(encoded), light=True)
+    options, (parse_special_tokens,) = (
+        decode_part(encoded, manager, "tokenizer"),
+        options_of(encoded, "parse_special_tokens"),
+    )
+    tokenizer = build_tokenizer(options, manager, Path(model), parse_special_tokens)
     warm_up(tokenizer)
     context = zmq.Context()
     pull = Pull(context, inbox)

@@ -125,15 +125,14 @@ class WorkerPool:
         self,
         addresses: Addresses,
         model: str,
-        parse_special_tokens: bool,
         config: bytes,
         tp: int,
         only_rank_0: OnlyRank0 | None = None,
     ) -> None:
         """Start all workers, the ``tp`` ranks first because they take longest to start.
 
-        ``model`` is the model's directory, for which see also `run_text_process`. ``config`` is the config, encoded by
-        `encode_config`. With ``only_rank_0``, rank 0 is the only rank that is started here.
+        ``model`` is the model's directory. ``config`` is the config, encoded by `encode_config`. With ``only_rank_0``,
+        rank 0 is the only rank that is started here.
         """
         rendezvous = f"127.0.0.1:{free_port()}" if tp > 1 and only_rank_0 is None else ""
         # Starting the resource tracker may unblock SIGINT and SIGTERM. Start it before they are blocked here, because
@@ -145,11 +144,10 @@ class WorkerPool:
                 self._start(f"scheduler-{rank}", run_rank, addresses, config, rank, rendezvous, watched=rank == 0)
             if only_rank_0 is not None:
                 self._start("scheduler-0", only_rank_0.run, addresses, config, only_rank_0.place)
-            text = (model, parse_special_tokens)
-            self._start("detokenizer", run_text_process, addresses, addresses.detokenizer, *text, "detokenizer")
+            self._start("detokenizer", run_text_process, addresses, addresses.detokenizer, model, config, "detokenizer")
             for i, address in enumerate(addresses.tokenizers):
                 if address != addresses.detokenizer:
-                    self._start(f"tokenizer-{i}", run_text_process, addresses, address, *text, f"tokenizer-{i}")
+                    self._start(f"tokenizer-{i}", run_text_process, addresses, address, model, config, f"tokenizer-{i}")
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 

@@ -13,7 +13,7 @@ import msgspec
 from minisgl.core import I32, LogprobsEntry, Output, SamplingParams
 from minisgl.message import Delta, PromptLogprob, TokenLogprob
 from minisgl.tokenizer.stop import StopFinder
-from minisgl.tokenizer.text_stream import TextStream, text_stream
+from minisgl.tokenizer.text_stream import TextStream
 from minisgl.tokenizer.tokenizer import Tokenizer
 
 PROMPT_TAIL_TOKENS = 8
@@ -47,7 +47,7 @@ class Detokenizer:
         text: TextStream | None = None
         if self._tokenizer is not None:
             tail = [int(i) for i in prompt_ids[-PROMPT_TAIL_TOKENS:]]
-            text = text_stream(self._tokenizer, tail, params.skip_special_tokens)
+            text = self._tokenizer.stream(tail, params)
         stops = StopFinder(params.stop) if params.stop and text is not None else None
         stop_tokens = {} if self._tokenizer is None else self._tokenizer.stop_tokens(params.stop, False)
         prompt = [int(i) for i in prompt_ids] if params.prompt_logprobs is not None else []

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from minisgl.core import SamplingParams
-from minisgl.plugins.tokenizer.exact.clean_up import CleanUp
-from minisgl.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from minisgl.tokenizer.tokenizer import Tokenizer
 
 MAX_CONTEXT = 16
 """The largest number of tokens that a stream decodes again before each new token, as its context."""
@@ -37,23 +38,7 @@ class TextStream(Protocol):
         """Return the text that was held back. Call this after the last token."""
 
 
-def text_stream(tokenizer: Tokenizer, tail: Sequence[int] = (), skip_special_tokens: bool = True) -> TextStream:
-    """Return a stream for the output after a prompt whose last tokens are ``tail``.
-
-    A token may have another text at the beginning of a text than after the prompt: its space is kept. Bytes at the end
-    of the prompt never make a character with bytes of the output.
-    """
-    stream: TextStream
-    if tokenizer.decoding == "bytes":
-        stream = _ByteLevelStream(tokenizer, skip_special_tokens)
-    elif tokenizer.decoding == "tokens":
-        stream = _TokenStream(tokenizer, tail, skip_special_tokens)
-    else:
-        stream = _WholeStream(tokenizer, skip_special_tokens)
-    return _CleanStream(stream) if tokenizer.clean_up_spaces else stream
-
-
-class _ByteLevelStream:
+class ByteLevelStream:
     """A stream for byte-level tokenizers, as of GPT-2 and Qwen: the text is the UTF-8 decoding of the tokens' bytes.
 
     A token's text does not depend on the tokens before it, so the prompt is not needed.
@@ -75,7 +60,7 @@ class _ByteLevelStream:
         return held.decode(errors="replace")
 
 
-class _TokenStream:
+class TokenStream:
     """A stream for tokenizers that decode one token after the other, as of Llama 2, Gemma, BERT and T5.
 
     A new token is decoded after the tokens before it, the *context*, because its text may depend on them. In a
@@ -141,39 +126,6 @@ class _TokenStream:
 
     def _set_context(self, tokens: list[int]) -> None:
         self._context, self._prefix = tokens, self._tokenizer.decode_raw(tokens, self._skip)
-
-
-class _WholeStream:
-    """A stream for a decoder in which a later token may change all text before it: the text comes at the end."""
-
-    pending = ""
-
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool):
-        self._tokenizer, self._skip = tokenizer, skip_special_tokens
-        self._tokens: list[int] = []
-
-    def feed(self, token: int) -> str:
-        self._tokens.append(token)
-        return ""
-
-    def flush(self) -> str:
-        tokens, self._tokens = self._tokens, []
-        return self._tokenizer.decode_raw(tokens, self._skip)
-
-
-class _CleanStream:
-    """A stream whose text is cleaned up: see `CleanUp`."""
-
-    pending = ""
-
-    def __init__(self, stream: TextStream):
-        self._stream, self._clean_up = stream, CleanUp()
-
-    def feed(self, token: int) -> str:
-        return self._clean_up.feed(self._stream.feed(token))
-
-    def flush(self) -> str:
-        return self._clean_up.feed(self._stream.flush()) + self._clean_up.flush()
 
 
 def _decode_complete(data: bytes) -> tuple[str, bytes]:

@@ -1,7 +1,8 @@
 """A model's tokenizer: converts text to token ids and back, using the tokenizer files of a Hugging Face checkpoint.
 
-`minisgl.plugins.tokenizer.exact.load` reads the tokenizer with the ``tokenizers`` library. This module adds the model's chat
-template. It knows nothing about requests.
+``tokenizer.json`` is read with the ``tokenizers`` library; ``tokenizer_config.json`` names the special tokens, and it
+or ``chat_template.jinja`` has the chat template. The module knows nothing about requests. A plugin of the group
+``tokenizer`` may build a `Tokenizer` from other files, or a subclass that renders messages or decodes in another way.
 """
 
 from __future__ import annotations
@@ -11,17 +12,22 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Self
 
 import tokenizers
+from tokenizers import AddedToken
 
 from minisgl.config import ConfigError
-from minisgl.core import InvalidRequestError, shorten
-from minisgl.plugins.tokenizer.exact.clean_up import clean_up
-from minisgl.plugins.tokenizer.exact.client_text import ClientText
-from minisgl.plugins.tokenizer.exact.load import load_tokenizer
-from minisgl.plugins.tokenizer.exact.template import ChatTemplate, RenderedChat
+from minisgl.core import InvalidRequestError, SamplingParams, shorten
+from minisgl.tokenizer.chat import STAND_IN, ChatTemplate, RenderedChat
+from minisgl.tokenizer.text_stream import ByteLevelStream, TextStream, TokenStream
+from minisgl.utils.json_file import read_json_if_present
 
+if TYPE_CHECKING:
+    from minisgl.plugin_manager.manager import PluginManager
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""The special tokens with a name. A chat template may read their texts."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -29,8 +35,8 @@ class Tokenizer:
     """A model's tokenizer and its chat template. ``raw`` is the underlying ``tokenizers.Tokenizer``.
 
     ``template`` is None for a model without a chat template. With ``parse_special_tokens``, special tokens in the text
-    of chat messages are tokens; otherwise they are text (`ClientText`). ``eos_ids`` has the id of the end-of-sequence
-    token, if there is one. ``clean_up_spaces`` says whether `decode` removes spaces before punctuation.
+    of chat messages are tokens; otherwise they are text. ``eos_ids`` has the id of the end-of-sequence token, if there
+    is one.
     """
 
     def __init__(
@@ -40,48 +46,54 @@ class Tokenizer:
         parse_special_tokens: bool = False,
         *,
         eos_ids: frozenset[int] = frozenset(),
-        clean_up_spaces: bool = False,
     ):
         raw.no_truncation()
         raw.no_padding()
-        self.raw = raw
-        self.template = template
-        self.eos_ids, self.clean_up_spaces = eos_ids, clean_up_spaces
-        self._client_text = None if template is None or parse_special_tokens else ClientText(raw, template)
-        self.decoding, kinds = _decoding(raw)
-        self._bytes = _BYTE_OF if "ByteLevel" in kinds else None
-        byte_fallback = "ByteFallback" in kinds  # whether the tokens <0x00> to <0xFF> are single bytes
-        names = [f"<0x{byte:02X}>" for byte in range(256)] if byte_fallback else []
+        self.raw, self.template, self.eos_ids = raw, template, eos_ids
+        self._parse_special_tokens = parse_special_tokens
+        self.decoder_kinds = [part["type"] for part in decoder_parts(raw)]
+        self._is_byte_level = "ByteLevel" in self.decoder_kinds
+        has_byte_tokens = "ByteFallback" in self.decoder_kinds  # the tokens <0x00> to <0xFF> are single bytes
+        names = [f"<0x{byte:02X}>" for byte in range(256)] if has_byte_tokens else []
         ids = [raw.token_to_id(name) for name in names]
         self.fallback_bytes = {i: byte for byte, i in enumerate(ids) if i is not None}
         added = raw.get_added_tokens_decoder()
         self._added = {i: token.content for i, token in added.items()}
-        self._special = _skipped(raw, list(added))
-        self._special_ids = {added[i].content: i for i in self._special}
+        self.skipped = self._skipped_tokens()
+        self._special_ids = {added[i].content: i for i in self.skipped}
+        special = sorted(filter(None, self._special_ids), key=len, reverse=True)
+        self._special_text = re.compile("|".join(map(re.escape, special)) or "(?!)")
         self._decoded: dict[int, bytes] = {}  # a cache of `decoded_bytes` of every token that is not special
 
-    @staticmethod
-    def from_dir(path: str | Path, parse_special_tokens: bool = False) -> Tokenizer | None:
-        """Return the tokenizer in a model's directory, or None if the directory has none: see `load_tokenizer`.
+    @classmethod
+    def from_dir(cls, path: str | Path, parse_special_tokens: bool = False) -> Self | None:
+        """Return the tokenizer in a model's directory, or None if the directory has no ``tokenizer.json``.
 
-        ``parse_special_tokens`` is that of `Tokenizer`. Raise `ConfigError` if a tokenizer file can't be read.
+        ``parse_special_tokens`` is that of `Tokenizer`. Raise `ConfigError` if a file can't be read.
         """
         path = Path(path)
-        loaded = load_tokenizer(path)
-        if loaded is None:
+        file = path / "tokenizer.json"
+        config = read_json_if_present(path / "tokenizer_config.json")
+        if not file.is_file():
             return None
-        source = _template_source(path, loaded.config)
+        raw = read_tokenizer(file)
         try:
-            template = ChatTemplate(source, loaded.special) if source is not None else None
-            return Tokenizer(
-                loaded.raw,
-                template,
-                parse_special_tokens,
-                eos_ids=loaded.eos_ids,
-                clean_up_spaces=loaded.clean_up_spaces,
-            )
-        except ValueError as error:
-            raise ConfigError(f"{path}: {error}") from error
+            known = raw.get_added_tokens_decoder()
+            added = {int(i): token for i, token in (config.get("added_tokens_decoder") or {}).items()}
+            raw.add_tokens([AddedToken(**token) for i, token in sorted(added.items()) if i not in known])
+            special = {name: str(config[name]) for name in SPECIAL_TOKENS if isinstance(config.get(name), str)}
+            special |= {name: config[name]["content"] for name in SPECIAL_TOKENS if isinstance(config.get(name), dict)}
+            eos = raw.token_to_id(special["eos_token"]) if "eos_token" in special else None
+            source = template_source(path, config)
+            template = None if source is None else ChatTemplate(source, special)
+            eos_ids = frozenset[int]() if eos is None else frozenset([eos])
+            return cls(raw, template, parse_special_tokens, eos_ids=eos_ids)
+        except (ValueError, TypeError, KeyError) as error:
+            raise ConfigError(f"{path}: its tokenizer can't be used: {error}") from error
+
+    def _skipped_tokens(self) -> frozenset[int]:
+        """Return the tokens that `decode` leaves out if special tokens are skipped."""
+        return frozenset(i for i, token in self.raw.get_added_tokens_decoder().items() if token.special)
 
     @property
     def vocab_size(self) -> int:
@@ -113,7 +125,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> RenderedChat:
-        """Return chat messages as one text, rendered with the model's chat template: see `ChatTemplate.render`.
+        """Return chat messages as one text, rendered with the model's chat template: see `ChatTemplate.render_chat`.
 
         Raise `InvalidRequestError` if the model has no chat template, or if the template can't render these messages.
         """
@@ -121,19 +133,34 @@ class Tokenizer:
             raise InvalidRequestError(
                 "messages", "This model has no chat template: use /v1/completions with a plain prompt."
             )
-        kwargs = chat_template_kwargs or {}
-        if self._client_text is None:
-            return RenderedChat(self.template.render(messages, add_generation_prompt, kwargs))
-        return self._client_text.render(messages, add_generation_prompt, kwargs)
+        hide = str if self._parse_special_tokens else self._hide
+        return self.template.render_chat(messages, add_generation_prompt, chat_template_kwargs, hide)
+
+    def _hide(self, text: str) -> str:
+        """Return a client's string without special tokens: `STAND_IN` takes the place of their first characters."""
+        return self._special_text.sub(lambda found: STAND_IN + found[0][1:], text)
 
     def encode_chat(self, chat: RenderedChat) -> list[int]:
-        """Return the token ids of rendered messages, in whose text special tokens are text: see `ClientText`.
+        """Return the token ids of rendered messages. Only the special tokens that the chat template wrote are tokens.
 
         The chat template itself writes the BOS token, so the post-processor must not add another BOS.
         """
-        if self._client_text is None:
+        if chat.marked is None:
             return self.encode(chat.text, add_special_tokens=False)
-        return self._client_text.encode(chat)
+        ids: list[int] = []
+        done = 0
+        for found in self._special_text.finditer(chat.marked):
+            ids += self._text_only.encode(chat.text[done : found.start()], add_special_tokens=False).ids
+            ids.append(self._special_ids[found[0]])
+            done = found.end()
+        return ids + self._text_only.encode(chat.text[done:], add_special_tokens=False).ids
+
+    @functools.cached_property
+    def _text_only(self) -> tokenizers.Tokenizer:
+        """A copy of the tokenizer for which special tokens are text. It is made when the first message needs it."""
+        copy = tokenizers.Tokenizer.from_str(self.raw.to_str())
+        copy.encode_special_tokens = True
+        return copy
 
     def chat(
         self,
@@ -146,17 +173,26 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids. Ids outside the tokenizer's vocabulary add no text."""
-        text = self.decode_raw(ids, skip_special_tokens)
-        return clean_up(text) if self.clean_up_spaces else text
+        return self.decode_raw(ids, skip_special_tokens)
 
     def decode_raw(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Return the text that the decoder makes of token ids, before spaces are cleaned up."""
+        """Return the text that the decoder of ``tokenizer.json`` makes. A subclass may change it in `decode`."""
         ids = [token for token in ids if not self.is_dropped(token, skip_special_tokens)]
         return self.raw.decode(ids, skip_special_tokens) if ids else ""  # some decoders fail without a token
 
+    def stream(self, prompt_tail: Sequence[int], params: SamplingParams) -> TextStream:
+        """Return a decoder of the output tokens of one request, whose pieces are together the text of `decode`.
+
+        ``prompt_tail`` are the last tokens of the prompt, and ``params`` the request's parameters. A subclass may
+        filter the text: it returns another `TextStream`, which passes on what the first one returns.
+        """
+        if self.decoder_kinds == ["ByteLevel"]:
+            return ByteLevelStream(self, params.skip_special_tokens)
+        return TokenStream(self, prompt_tail, params.skip_special_tokens)
+
     def is_dropped(self, token: int, skip_special_tokens: bool = True) -> bool:
         """Return whether `decode` leaves a token out: it has no text and does not separate its neighbours."""
-        return (skip_special_tokens and token in self._special) or self.raw.id_to_token(token) is None
+        return (skip_special_tokens and token in self.skipped) or self.raw.id_to_token(token) is None
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that one token represents. They may end, or begin, in the middle of a character.
@@ -168,7 +204,7 @@ class Tokenizer:
         piece = self.raw.id_to_token(token)
         if piece is None:
             return b""
-        if self._bytes is not None:
+        if self._is_byte_level:
             return _byte_level_bytes(piece)
         if byte := _BYTE_TOKEN.fullmatch(piece):
             return bytes([int(byte[1], 16)])
@@ -180,11 +216,11 @@ class Tokenizer:
         They differ from `token_bytes` for added tokens: a special token adds none if special tokens are skipped, and a
         byte-level decoder maps the characters of every token to bytes.
         """
-        if skip_special_tokens and token in self._special:
+        if skip_special_tokens and token in self.skipped:
             return b""
         data = self._decoded.get(token)
         if data is None:
-            piece = self._added.get(token) if self._bytes is not None else None
+            piece = self._added.get(token) if self._is_byte_level else None
             data = self.token_bytes(token) if piece is None else _byte_level_bytes(piece)
             self._decoded[token] = data
         return data
@@ -213,7 +249,15 @@ class Tokenizer:
         return self.token_bytes(token).decode(errors="replace")
 
 
-def _template_source(path: Path, config: Mapping[str, Any]) -> str | None:
+def read_tokenizer(file: Path) -> tokenizers.Tokenizer:
+    """Read a ``tokenizer.json``. Raise `ConfigError` if it can't be read."""
+    try:
+        return tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception
+        raise ConfigError(f"{file} is not a tokenizer that minisgl can read: {error}") from error
+
+
+def template_source(path: Path, config: Mapping[str, Any]) -> str | None:
     """Return the source of the model's default chat template, or None if the model has no chat template.
 
     The template is the file ``chat_template.jinja``, or the entry ``chat_template`` of ``tokenizer_config.json``. That
@@ -241,44 +285,19 @@ def _byte_of_character() -> dict[str, int]:
 
 
 _BYTE_OF = _byte_of_character()
-Decoding = Literal["bytes", "tokens", "whole"]
 
 
-def _skipped(raw: tokenizers.Tokenizer, ids: Sequence[int]) -> frozenset[int]:
-    """Return the added tokens that the library leaves out of a text without special tokens.
-
-    It does not go by the flag of a token alone: a token that was added twice may be left out without it.
-    """
-    decoder = raw.decoder
-    raw.decoder = None  # a decoder may give another token an empty text, too
-    try:
-        return frozenset(token for token in ids if raw.decode([token]) != raw.decode([token], False))
-    finally:
-        raw.decoder = decoder
-
-
-def _decoding(raw: tokenizers.Tokenizer) -> tuple[Decoding, list[str]]:
-    """Return how a tokenizer decodes, and the kinds of the parts of its decoder.
-
-    "bytes": the text is the UTF-8 decoding of the tokens' bytes. "tokens": each token has a text that may depend on the
-    tokens before it. "whole": the text is changed after the tokens' texts were joined. Raise ValueError for a decoder
-    that is not supported.
-    """
+def decoder_parts(raw: tokenizers.Tokenizer) -> list[dict[str, Any]]:
+    """Return the parts of a tokenizer's decoder, each as the object that ``tokenizer.json`` has for it."""
     decoder = {} if raw.decoder is None else json.loads(raw.decoder.__getstate__())
-    parts, kinds = [decoder] if decoder else [], []
-    while parts:
-        part = parts.pop(0)
+    left, parts = [decoder] if decoder else [], []
+    while left:
+        part = left.pop(0)
         if part["type"] == "Sequence":
-            parts = [*part["decoders"], *parts]
-        elif part["type"] == "Strip" and part["stop"]:
-            raise ValueError("The decoder strips the end of a text, in which the library fails for short texts.")
+            left = [*part["decoders"], *left]
         else:
-            kinds.append(part["type"])
-    if kinds == ["ByteLevel"]:
-        return "bytes", kinds
-    joined = kinds.index("Fuse") + 1 if "Fuse" in kinds else len(kinds)
-    local = "ByteLevel" not in kinds and all(kind in ("Fuse", "Strip") for kind in kinds[joined:])
-    return ("tokens" if local else "whole"), kinds
+            parts.append(part)
+    return parts
 
 
 def _byte_level_bytes(piece: str) -> bytes:
@@ -287,3 +306,15 @@ def _byte_level_bytes(piece: str) -> bytes:
         return bytes([_BYTE_OF[character] for character in piece])
     except KeyError:
         return piece.encode()
+
+
+def build_tokenizer(options: Any, manager: PluginManager, path: Path, parse_special_tokens: bool) -> Tokenizer | None:
+    """Return the tokenizer of the model in a directory, or None if it has none.
+
+    ``options`` are those of the selected part of the group ``tokenizer``, which builds it. They are None if there is no
+    plugin of this group: then it is `Tokenizer.from_dir`. Raise `ConfigError`.
+    """
+    if options is None:
+        return Tokenizer.from_dir(path, parse_special_tokens)
+    made: Tokenizer | None = manager.build("tokenizer", options, path=path, parse_special_tokens=parse_special_tokens)
+    return made

@@ -1,4 +1,4 @@
-"""Reading of JSON files, with errors for people."""
+"""Reading of JSON files, with errors for people, and a test of JSON values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from minisgl.config import ConfigError
 
-__all__ = ["read_json", "read_json_if_present"]
+__all__ = ["is_neutral", "read_json", "read_json_if_present"]
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -25,3 +25,8 @@ def read_json(file: Path) -> dict[str, Any]:
 def read_json_if_present(file: Path) -> dict[str, Any]:
     """Read a JSON object from a file, or return an empty one if there is no such file. Raises as `read_json` does."""
     return read_json(file) if file.is_file() else {}
+
+
+def is_neutral(value: Any) -> bool:
+    """Return whether a field's value asks for nothing: null, false, or an empty string, list or object."""
+    return value is None or value is False or (isinstance(value, str | list | dict) and not value)

@@ -11,6 +11,7 @@ to each replica instead: it does not see what a replica evicts.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,6 @@ import msgspec
 
 from minisgl.hooks import hookimpl
 from minisgl.message.socket_folder import make_folder, remove_folder
-from minisgl.models.resolve import resolve_model
 
 # Every process of every server loads this file, so the HTTP libraries are imported where a router is built.
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from minisgl.cluster.options import ClusterConfig
     from minisgl.cluster.routing import RoutingPolicy
     from minisgl.cluster.status import ClusterStatus
+    from minisgl.tokenizer.tokenizer import Tokenizer
 
 INFO_SECONDS = 30.0
 """Seconds that a new replica has to answer ``/server_info``."""
@@ -36,25 +37,32 @@ INFO_SECONDS = 30.0
 class Exact:
     """minisgl's own router. It knows from KV events what each replica has cached. ``routing=`` is its policy."""
 
-    def build(self, cluster: ClusterConfig, status: ClusterStatus, policy: RoutingPolicy) -> ExactRouter:
-        return ExactRouter(cluster, status, policy)
+    def build(
+        self,
+        cluster: ClusterConfig,
+        status: ClusterStatus,
+        policy: RoutingPolicy,
+        make_tokenizer: Callable[[], Tokenizer | None],
+    ) -> ExactRouter:
+        return ExactRouter(cluster, status, policy, make_tokenizer)
 
 
 class ExactRouter:
     """The router: the proxy, its HTTP server, and a subscriber to the KV events of each replica."""
 
-    def __init__(self, cluster: ClusterConfig, status: ClusterStatus, policy: RoutingPolicy):
+    def __init__(
+        self,
+        cluster: ClusterConfig,
+        status: ClusterStatus,
+        policy: RoutingPolicy,
+        make_tokenizer: Callable[[], Tokenizer | None],
+    ):
         from minisgl.cluster.prompt_reader import PromptReader
         from minisgl.cluster.proxy import Proxy
         from minisgl.server.app import MIN_BODY
 
         self._cluster, self._status = cluster, status
-        self._reader = PromptReader(
-            str(resolve_model(cluster.model)),
-            cluster.parse_special_tokens,
-            cluster.kv_events.hash_seed,
-            cluster.server.api_key,
-        )
+        self._reader = PromptReader(make_tokenizer(), cluster.kv_events.hash_seed, cluster.server.api_key)
         server = cluster.server
         self._proxy = Proxy(
             policy, status, self._reader, server.max_body or MIN_BODY, server.api_key, server.request_timeout

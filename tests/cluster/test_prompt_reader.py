@@ -25,7 +25,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 @pytest.fixture
 def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[PromptReader]:
     monkeypatch.setattr(prompt_reader, "READ_SECONDS", 60.0)  # a busy machine may take long
-    reader = PromptReader(str(resolve_model("tutor")), False, 7, "key")
+    reader = PromptReader(Tokenizer.from_dir(resolve_model("tutor")), 7, "key")
     reader.begin(SIZE, 512)
     yield reader
     reader.close()
@@ -90,7 +90,7 @@ def test_routed_by_load(reader: PromptReader) -> None:
     assert reader.by_load == 0
     assert read(reader, CHAT, b"x" * (MAX_BODY + 4)) == PromptView(prompt_tokens=MAX_BODY // 4 + 1)
     assert reader.by_load == 1
-    fresh = PromptReader(str(resolve_model("tutor")), False, 7, None)
+    fresh = PromptReader(Tokenizer.from_dir(resolve_model("tutor")), 7, None)
     assert read(fresh, COMPLETIONS, {"prompt": "x"}).block_hashes == ()
     fresh.close()
 

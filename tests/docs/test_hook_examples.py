@@ -25,11 +25,13 @@ from minisgl.cluster.routing import Replica
 from minisgl.cluster.status import ClusterStatus, ReplicaStatus
 from minisgl.config import GROUPS, Config, ServerConfig
 from minisgl.hooks import PARTS
+from minisgl.models.resolve import resolve_model
 from minisgl.options.reference import EXAMPLES
 from minisgl.plugin_manager.discovery import HOOKS
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.testing.drive import Drive, Job, make_plugin
 from minisgl.testing.small import SPEC, job, no_lookahead, pool
+from minisgl.tokenizer.tokenizer import Tokenizer
 from minisgl.trace.read import read
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
@@ -199,6 +201,21 @@ def test_routing() -> None:
     replicas[1].stop()
     assert policy.choose([], 3, replicas) == 2
     assert policy.choose([5], 8, replicas) == 3  # the third of the living replicas
+
+
+def test_tokenizer() -> None:
+    """Each chat begins with the system message, and the stream has no thoughts."""
+    given = {"path": resolve_model("tutor"), "parse_special_tokens": False}
+    manager = load("tokenizer")
+    plain: Tokenizer = manager.build("tokenizer", manager.make("tokenizer", "plain"), **given)
+    briefed: Tokenizer = manager.build("tokenizer", manager.make("tokenizer", "briefed"), **given)
+    user = {"role": "user", "content": "Why?"}
+    system = {"role": "system", "content": "Answer in one sentence."}
+    assert briefed.chat([user]) == plain.chat([system, user]) == briefed.chat([system, user])
+    stream = briefed.stream([], SamplingParams())
+    assert "".join(map(stream.feed, plain.encode("Hm, so.</think>Yes"))) + stream.flush() == "Yes"
+    stream = briefed.stream([], SamplingParams())
+    assert "".join(map(stream.feed, plain.encode("Yes, it is."))) + stream.flush() == "Yes, it is."
 
 
 def test_router() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,15 @@ from typing import Any
 import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from minisgl.tokenizer.tokenizer import Tokenizer
+
+KINDS = [Tokenizer]
+"""The tokenizers that all tests of this folder are about: the core's, and that of ``tokenizer=auto`` if it is there."""
+if importlib.util.find_spec("minisgl.plugins.tokenizer") is not None:
+    from minisgl.plugins.tokenizer.exact.tokenizer import ExactTokenizer
+
+    KINDS.append(ExactTokenizer)
 
 TEXT = [
     "Hello world, a page of the pool holds sixteen tokens.\n\nWer zuerst kommt, mahlt zuerst. ",
@@ -58,6 +68,12 @@ def save(raw: tokenizers.Tokenizer, folder: Path, template: Any = None, **config
         content["chat_template"] = template
     (folder / "tokenizer_config.json").write_text(json.dumps(content))
     return folder
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> type[Tokenizer]:
+    found: type[Tokenizer] = request.param
+    return found
 
 
 @pytest.fixture(scope="session", params=["byte_level", "sentencepiece_like"])

@@ -11,7 +11,6 @@ import pytest
 from minisgl.core import Finished, InvalidRequestError, LogprobsEntry, Output, SamplingParams
 from minisgl.message import Delta
 from minisgl.tokenizer import Detokenizer, Tokenizer
-from minisgl.tokenizer.text_stream import text_stream
 
 WORDS = "Hello world 🙂👩‍🚀 page don't 前缀 é"
 
@@ -71,7 +70,7 @@ def test_random_tokens_join_to_full_text(tokenizer: Tokenizer) -> None:
 
 
 def test_characters_are_complete(tokenizer: Tokenizer) -> None:
-    stream = text_stream(tokenizer)
+    stream = tokenizer.stream((), SamplingParams())
     ids = tokenizer.encode("x🙂y", add_special_tokens=False)
     pieces = [*(stream.feed(token) for token in ids), stream.flush()]
     assert "".join(pieces).strip() == "x🙂y"

@@ -10,32 +10,32 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import decoders, models
 
+from minisgl.core import SamplingParams
 from minisgl.models.resolve import resolve_model
 from minisgl.tokenizer import Tokenizer
-from minisgl.tokenizer.text_stream import text_stream
 
-from .conftest import byte_level, sentencepiece_like
+from .conftest import KINDS, byte_level, sentencepiece_like
 
 CHARACTERS = "aé前🙂\u200d\ufffd\U0010ffff"
 # Bytes at every border of UTF-8: ASCII, continuation bytes, first bytes of 2, 3 and 4, and bytes that are never valid.
 BORDERS = bytes.fromhex("20 41 7f 80 8f 90 9f a0 bf c0 c2 df e0 e5 ed ef f0 f4 f5 ff")
 
 
-def with_odd_tokens(raw: tokenizers.Tokenizer) -> Tokenizer:
+def with_odd_tokens(kind: type[Tokenizer], raw: tokenizers.Tokenizer) -> Tokenizer:
     raw.add_tokens(["é x", "aéb", "\ufffd"])
     raw.add_special_tokens(["<|é|>"])
-    return Tokenizer(raw)
+    return kind(raw)
 
 
-def tutor() -> Tokenizer:
-    made = Tokenizer.from_dir(resolve_model("tutor"))
+def tutor(kind: type[Tokenizer]) -> Tokenizer:
+    made = kind.from_dir(resolve_model("tutor"))
     assert made is not None
     return made
 
 
-BYTE_LEVEL = {"trained here": with_odd_tokens(byte_level()), "tutor": tutor()}
+BYTE_LEVEL = {f"trained here, {kind.__name__}": with_odd_tokens(kind, byte_level()) for kind in KINDS}
+BYTE_LEVEL |= {f"tutor, {kind.__name__}": tutor(kind) for kind in KINDS}
 FALLBACK = Tokenizer(sentencepiece_like())
 
 
@@ -52,7 +52,7 @@ def stream_of(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
 
 
 def texts_of(tokenizer: Tokenizer, tokens: Sequence[int], skip: bool = True, tail: Sequence[int] = ()) -> list[str]:
-    stream = text_stream(tokenizer, tail, skip)
+    stream = tokenizer.stream(tail, SamplingParams(skip_special_tokens=skip))
     return [*(stream.feed(token) for token in tokens), stream.flush()]
 
 
@@ -116,71 +116,13 @@ def test_byte_fallback_after_a_prompt(tokens: list[int]) -> None:
 def test_pending_text_of_a_run() -> None:
     """The characters of a run of byte tokens are pending while they are complete."""
     single = {byte: token for token, byte in FALLBACK.fallback_bytes.items()}
-    stream = text_stream(FALLBACK)
+    stream = FALLBACK.stream((), SamplingParams())
     found = []
     for byte in "aé🙂".encode():
         assert stream.feed(single[byte]) == ""
         found.append(stream.pending)
     assert found == ["a", "", "aé", "", "", "", "aé🙂"]
     assert (stream.flush(), stream.pending) == ("aé🙂", "")
-
-
-# Decoders as in published tokenizers, and with the parts in other orders.
-DECODERS = {
-    "none": None,
-    "wordpiece": decoders.WordPiece(prefix="##", cleanup=True),
-    "wordpiece without cleanup": decoders.WordPiece(prefix="##", cleanup=False),
-    "metaspace": decoders.Metaspace(),
-    "metaspace without a space first": decoders.Metaspace(prepend_scheme="never"),
-    "bpe": decoders.BPEDecoder(suffix="</w>"),
-    "ctc": decoders.CTC(pad_token="<pad>", word_delimiter_token="▁"),
-    "replace and fuse": decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse()]),
-    "two spaces are stripped": decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 2, 0)]
-    ),
-    "replace after fuse": decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("ab", "X")]),
-    "bytes and strip": decoders.Sequence([decoders.ByteLevel(), decoders.Strip("a", 1, 0)]),
-}
-
-
-@pytest.mark.parametrize("name", DECODERS)
-@pytest.mark.parametrize("clean_up_spaces", [False, True])
-def test_pieces_of_every_decoder(name: str, clean_up_spaces: bool) -> None:
-    words = [
-        "<unk>",
-        "a",
-        "b",
-        "▁",
-        "▁a",
-        "##b",
-        ".",
-        "▁.",
-        " ",
-        "▁n't",
-        "'",
-        "\ufffd",
-        "Ġ",
-        "Ã",
-        "©",
-        "<pad>",
-        "ab",
-        "'s",
-        "b</w>",
-        "</w>",
-    ]
-    words += [f"<0x{byte:02X}>" for byte in (0x20, 0x41, 0xC3, 0xA9, 0xE2, 0x96, 0x81)]
-    raw = tokenizers.Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    if (decoder := DECODERS[name]) is not None:
-        raw.decoder = decoder
-    raw.add_special_tokens(["<|s|>"])
-    tokenizer = Tokenizer(raw, clean_up_spaces=clean_up_spaces)
-
-    @settings(deadline=None)
-    @given(st.lists(st.integers(0, len(words) + 2), max_size=30), st.booleans())
-    def check(tokens: list[int], skip: bool) -> None:
-        assert "".join(texts_of(tokenizer, tokens, skip)) == tokenizer.decode(tokens, skip)
-
-    check()
 
 
 @pytest.mark.parametrize("tokenizer", [*BYTE_LEVEL.values(), FALLBACK])
@@ -197,7 +139,8 @@ def test_a_stream_of_fragments_does_not_pause(tokenizer: Tokenizer) -> None:
 
 def test_a_token_with_unmapped_characters() -> None:
     """As the library does, a byte-level token with a character that represents no byte is its UTF-8."""
-    raw = BYTE_LEVEL["trained here"].raw
+    tokenizer = BYTE_LEVEL["trained here, Tokenizer"]
+    raw = tokenizer.raw
     for content in ("é x", "aéb", "<|é|>"):
         token = raw.token_to_id(content)
-        assert "".join(texts_of(BYTE_LEVEL["trained here"], [token], False)) == raw.decode([token], False)
+        assert "".join(texts_of(tokenizer, [token], False)) == raw.decode([token], False)

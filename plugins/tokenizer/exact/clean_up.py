@@ -5,6 +5,8 @@ transformers does this to the text that WordPiece and Unigram tokenizers decode,
 
 from __future__ import annotations
 
+from minisgl.tokenizer.text_stream import TextStream
+
 _REPLACED = (
     (" .", "."),
     (" ?", "?"),
@@ -49,3 +51,18 @@ class CleanUp:
         for i, (old, new) in enumerate(_REPLACED):
             text, self._held[i] = (self._held[i] + text).replace(old, new), ""
         return text
+
+
+class CleanStream:
+    """A text stream whose text is cleaned up."""
+
+    pending = ""
+
+    def __init__(self, stream: TextStream):
+        self._stream, self._clean_up = stream, CleanUp()
+
+    def feed(self, token: int) -> str:
+        return self._clean_up.feed(self._stream.feed(token))
+
+    def flush(self) -> str:
+        return self._clean_up.feed(self._stream.flush()) + self._clean_up.flush()

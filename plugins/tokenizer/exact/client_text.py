@@ -23,7 +23,7 @@ import tokenizers
 
 from minisgl.plugins.tokenizer.exact.messages import Message, map_strings, map_texts, normalize, strings_of, texts_of
 from minisgl.plugins.tokenizer.exact.template import (
-    ChatTemplate,
+    CheckedTemplate,
     RenderedChat,
     Replacement,
     computed_with_special_tokens,
@@ -41,7 +41,7 @@ class ClientText:
     assistant's message, those of the second kind stay tokens if the template looks for them, such as ``</think>``.
     """
 
-    def __init__(self, raw: tokenizers.Tokenizer, template: ChatTemplate):
+    def __init__(self, raw: tokenizers.Tokenizer, template: CheckedTemplate):
         self._raw, self._template = raw, template
         added = [token for token in raw.get_added_tokens_decoder().values() if token.content.strip()]
         special = {token.content for token in added if token.special}
@@ -77,8 +77,8 @@ class ClientText:
     def render(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, kwargs: Mapping[str, Any]
     ) -> RenderedChat:
-        """Render messages: see `ChatTemplate.render`. Raise `InvalidRequestError`."""
-        chat = self._template.render_chat(messages, add_generation_prompt, kwargs, self._replace)
+        """Render messages: see `CheckedTemplate.render`. Raise `InvalidRequestError`."""
+        chat = self._template.render_checked(messages, add_generation_prompt, kwargs, self._replace)
         if not chat.is_aligned and any(map(self._has_token, [*texts_of(normalize(messages)), *strings_of(kwargs)])):
             raise computed_with_special_tokens()
         return chat

@@ -1,7 +1,6 @@
-"""Which files of a model's directory hold its tokenizer, and how the ``tokenizers`` library reads them.
+"""Reads the tokenizer of an older checkpoint: ``vocab.json`` and ``merges.txt`` instead of ``tokenizer.json``.
 
-``tokenizer.json`` has everything. Older checkpoints have ``vocab.json`` and ``merges.txt`` instead. How text is split
-before the merges is then not in the files. It follows from the class of the tokenizer in transformers
+How text is split before the merges is not in these files. It follows from the class of the tokenizer in transformers
 (`minisgl.plugins.tokenizer.exact.classes`). `minisgl.plugins.tokenizer.exact.load` adds the tokens of the other files.
 """
 
@@ -16,21 +15,11 @@ from tokenizers import models, processors
 
 from minisgl.config import ConfigError
 
-__all__ = ["add_ends", "check_ids", "read_tokenizer", "read_vocabulary", "vocabulary_class"]
-
 _CLASSES = {"Qwen2Tokenizer": ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), "GPT2Tokenizer": ("gpt2",)}
 """Class whose ``vocab.json`` and ``merges.txt`` are supported → ``model_type`` of the models that have this class if no
 file names one."""
 
 _OTHERS = ("vocab.json", "merges.txt", "*.model", "tekken.json", "*.tiktoken", "vocab.txt")
-
-
-def read_tokenizer(file: Path) -> tokenizers.Tokenizer:
-    """Read a ``tokenizer.json``. Raises `ConfigError` if it can't be read."""
-    try:
-        return tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises bare Exception
-        raise ConfigError(f"{file} is not a tokenizer that minisgl can read: {error}") from error
 
 
 def vocabulary_class(path: Path, model: Mapping[str, Any], config: Mapping[str, Any]) -> str | None:

@@ -2,9 +2,9 @@
 
 ``tokenizer.json`` has most of a tokenizer. ``tokenizer_config.json`` may add tokens to it, and so may
 ``added_tokens.json`` and ``special_tokens_map.json`` of older checkpoints. It also names the special tokens, and the
-class that may replace parts of ``tokenizer.json`` (`minisgl.plugins.tokenizer.exact.classes`). The result has the ids of
-`transformers.AutoTokenizer`, version 5, which vLLM and SGLang use as well. As there, ``add_bos_token`` and
-``add_eos_token`` have no effect beside a ``tokenizer.json``, whose post-processor says which tokens are added.
+class that may replace parts of ``tokenizer.json`` (`.classes`). The result has the ids of `transformers.AutoTokenizer`,
+version 5, which vLLM and SGLang use as well. As there, ``add_bos_token`` and ``add_eos_token`` have no effect beside a
+``tokenizer.json``, whose post-processor says which tokens are added.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tokenizers import AddedToken
 
 from minisgl.config import ConfigError
 from minisgl.plugins.tokenizer.exact.classes import CLASSES, class_name, rebuild
-from minisgl.plugins.tokenizer.exact.files import add_ends, check_ids, read_tokenizer, read_vocabulary, vocabulary_class
-from minisgl.plugins.tokenizer.exact.template import SPECIAL_TOKENS
+from minisgl.plugins.tokenizer.exact.files import add_ends, check_ids, read_vocabulary, vocabulary_class
+from minisgl.tokenizer.tokenizer import SPECIAL_TOKENS, read_tokenizer
 from minisgl.utils.json_file import read_json_if_present
 
 Token = str | AddedToken
@@ -76,12 +76,6 @@ def load_tokenizer(path: Path) -> LoadedTokenizer | None:
     except (ConfigError, ValueError, TypeError, KeyError, AttributeError) as error:
         reason = str(error) if isinstance(error, ConfigError) else f"a token in it can't be read: {error!r}"
         raise ConfigError(f"{config_file}: {reason}") from error
-
-
-def eos_ids(path: Path) -> frozenset[int]:
-    """Return the id of the end-of-sequence token of the tokenizer in a model's directory: one id or none."""
-    loaded = load_tokenizer(path)
-    return frozenset() if loaded is None else loaded.eos_ids
 
 
 def _complete(path: Path, raw: tokenizers.Tokenizer, config: dict[str, Any], name: str) -> LoadedTokenizer:

@@ -1,8 +1,7 @@
 """Chat messages in the forms that chat templates read.
 
-Clients send messages in the form of the OpenAI API. `normalize` converts them: a null field is a missing field, the
-arguments of a tool call are an object, and a reasoning text has all names under which templates read it. The functions
-below it return other forms of the same messages, for templates that can't read the first form.
+`normalize` converts the messages that clients send. The functions below it return other forms of the same messages, for
+templates that can't read the first form.
 
 This module knows nothing about Jinja, and nothing about any template.
 """
@@ -11,36 +10,17 @@ from __future__ import annotations
 
 import json
 import math
-import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from minisgl.core import InvalidRequestError, shorten
+from minisgl.core import shorten
+from minisgl.tokenizer import chat
+from minisgl.tokenizer.chat import Arguments, Message, map_strings
+from minisgl.utils.json_file import is_neutral
 
-Message = Mapping[str, Any]
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """The names of an assistant's reasoning. A template reads the first, or the second (gpt-oss)."""
 _TYPES = ("text", "function")
-
-
-class Arguments(dict[str, Any]):
-    """The arguments of a tool call: an object, which is written as the client's own JSON wherever text is expected.
-
-    So a template may encode the arguments (``arguments | tojson``), iterate over them, or write them as a string.
-    """
-
-    def __init__(self, json_text: str, value: Mapping[str, Any]):
-        super().__init__(value)
-        self._json_text = json_text  # templates can't read a name with an underscore
-
-    def __str__(self) -> str:
-        return self._json_text
-
-    def __add__(self, other: str) -> str:
-        return self._json_text + other
-
-    def __radd__(self, other: str) -> str:
-        return other + self._json_text
 
 
 class TextPart(dict[str, Any]):
@@ -54,18 +34,23 @@ class TextPart(dict[str, Any]):
 
 
 def normalize(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return the messages in the form that templates read. Raise `InvalidRequestError` for a wrong content or call.
+    """Return the messages in the form that templates read: see `minisgl.tokenizer.chat.normalize`.
 
-    Fields with the value None are left out, as `transformers` does.
+    A part of a content is a `TextPart`, and a reasoning text has all names under which templates read it. Raise
+    `InvalidRequestError` also for a field of a part that would have no effect, and for arguments of a tool call that
+    JSON allows but that have several meanings.
     """
-    found = []
     for i, message in enumerate(messages):
-        new = {name: value for name, value in message.items() if value is not None}
-        if "content" in new:
-            new["content"] = _content(new["content"], i)
-        if new.get("tool_calls"):
-            new["tool_calls"] = [_tool_call(call, i) for call in new["tool_calls"]]
-        found.append(_with_reasoning(new, i))
+        if isinstance(content := message.get("content"), list | tuple):
+            for part in content:
+                _check_part(part, i)
+    found = []
+    for i, message in enumerate(chat.normalize(messages)):
+        for call in message.get("tool_calls") or ():
+            _check_arguments(call, i)
+        if isinstance(content := message.get("content"), list):
+            message["content"] = [TextPart(part) for part in content]
+        found.append(_with_reasoning(message, i))
     return found
 
 
@@ -75,57 +60,27 @@ def _with_reasoning(message: dict[str, Any], i: int) -> dict[str, Any]:
     if not given:
         return message
     if len({str(text) for text in given.values()}) > 1:
-        _refuse(i, f"{' and '.join(given)} are names of one text, but differ")
+        chat.refuse(i, f"{' and '.join(given)} are names of one text, but differ")
     text = next(iter(given.values()))
     return {"thinking": text, **message, "reasoning_content": text}
 
 
-def _content(content: Any, i: int) -> str | list[TextPart]:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list | tuple):
-        _refuse(i, "the content must be a string or a list of content parts")
-    return [_part(part, i) for part in content] or ""
+def _check_part(part: Any, i: int) -> None:
+    used = {name for name, value in part.items() if not is_neutral(value)} if isinstance(part, Mapping) else set()
+    if used - {"type", "text"} and part.get("type") == "text":
+        chat.refuse(i, "a content part must be {'type': 'text', 'text': '…'}")
 
 
-def _part(part: Any, i: int) -> TextPart:
-    if not isinstance(part, Mapping):
-        _refuse(i, "a content part must be {'type': 'text', 'text': '…'}")
-    if part.get("type") != "text":
-        _refuse(i, f"a content part of type {reprlib.repr(part.get('type'))} is not supported, only 'text'")
-    used = {name for name, value in part.items() if not is_neutral(value)} | {"text"}
-    if used != {"type", "text"} or not isinstance(part.get("text"), str):
-        _refuse(i, "a content part must be {'type': 'text', 'text': '…'}")
-    return TextPart(type="text", text=part["text"])
-
-
-def _tool_call(call: Any, i: int) -> Any:
-    """Return a tool call whose arguments, a JSON string, are an object."""
-    if not isinstance(call, Mapping):
-        _refuse(i, "a tool call must be an object")
-    function = call.get("function")
-    if isinstance(function, Mapping):
-        return {**call, "function": _with_arguments(function, i)}
-    return _with_arguments(call, i)
-
-
-def _with_arguments(function: Mapping[str, Any], i: int) -> dict[str, Any]:
-    given = function.get("arguments")
-    if not isinstance(given, str):
-        return dict(function)
+def _check_arguments(call: Mapping[str, Any], i: int) -> None:
+    function = call["function"] if isinstance(call.get("function"), Mapping) else call
+    if not isinstance(given := function.get("arguments"), chat.Arguments):
+        return
     try:
-        value = json.loads(
-            given or "{}", object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite_float
+        json.loads(
+            str(given) or "{}", object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite_float
         )
-    except (ValueError, RecursionError) as error:
-        _refuse(i, f"the arguments of the tool call {_name(function)} are not valid JSON ({shorten(str(error), 60)})")
-    if not isinstance(value, dict):
-        _refuse(i, f"the arguments of the tool call {_name(function)} must be a JSON object in a string")
-    return {**function, "arguments": Arguments(given, value)}
-
-
-def _name(function: Mapping[str, Any]) -> str:
-    return shorten(reprlib.repr(function.get("name")), 60)
+    except ValueError as error:
+        chat.refuse_arguments(i, function, f"are not valid JSON ({shorten(str(error), 60)})")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -145,28 +100,12 @@ def _finite_float(text: str) -> float:
     return value
 
 
-def _refuse(i: int, what: str) -> NoReturn:
-    raise InvalidRequestError("messages", f"messages[{i}]: {what}.")
-
-
-def is_neutral(value: Any) -> bool:
-    """Return whether a field's value asks for nothing: null, false, or an empty string, list or object."""
-    return value is None or value is False or (isinstance(value, str | list | dict) and not value)
-
-
 # ---- other forms of the same messages ----------------------------------------------------------------
 
 
 def has_parts(message: Message) -> bool:
     """Return whether the content of a message is a list of parts."""
     return isinstance(message.get("content"), list)
-
-
-def as_string(message: Message) -> Message:
-    """Return a message whose content is a string: the texts of its parts, joined with line breaks."""
-    if not has_parts(message):
-        return message
-    return {**message, "content": "\n".join(part["text"] for part in message["content"])}
 
 
 def as_parts(message: Message) -> Message:
@@ -221,17 +160,6 @@ def _map_fields(fields: Any, change: Callable[[str, str], str]) -> Any:
             field = "id" if name == "id" else "tool_calls"
             changed[name] = map_strings(value, lambda text, field=field: change(field, text))  # type: ignore[misc]
     return changed
-
-
-def map_strings(value: Any, change: Callable[[str], str]) -> Any:
-    """Return a JSON value with ``change(text)`` in place of each of its strings, keys included."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {change(key) if isinstance(key, str) else key: map_strings(item, change) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
-        return [map_strings(item, change) for item in value]
-    return value
 
 
 def texts_of(messages: Iterable[Message]) -> list[str]:

@@ -1,8 +1,8 @@
-"""A model's chat template: renders chat messages as the one text that the model was trained to continue.
+"""A chat template that refuses what it would drop.
 
-A chat template is a Jinja program that is part of a checkpoint. It runs in Jinja's sandbox. The filters, functions and
-variables available to a template are those of Hugging Face's documentation:
-huggingface.co/docs/transformers/chat_templating_writing.
+`CheckedTemplate` renders a chat twice: the second time with *marks*, which show whether each text of the messages was
+written (`minisgl.plugins.tokenizer.exact.text_marks`). It tries the forms of the messages that public templates read,
+and refuses messages of which a text, a field or a variable would have no effect.
 """
 
 from __future__ import annotations
@@ -14,25 +14,18 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import jinja2
-import jinja2.ext
 import jinja2.meta
-import jinja2.sandbox
-from jinja2 import nodes
-from jinja2.parser import Parser
 
 from minisgl.core import InvalidRequestError, shorten
 from minisgl.plugins.tokenizer.exact.messages import (
     REASONING,
-    Message,
     TextPart,
     as_parts,
-    as_string,
     as_system,
     has_parts,
-    is_neutral,
     normalize,
     strings_of,
     texts_of,
@@ -45,11 +38,13 @@ from minisgl.plugins.tokenizer.exact.template_source import (
     texts_below,
 )
 from minisgl.plugins.tokenizer.exact.text_marks import Lost, PrivateCharacters, TextMarks
+from minisgl.tokenizer import chat
+from minisgl.tokenizer.chat import ChatTemplate, Message, as_string, computed_with_special_tokens
+from minisgl.tokenizer.tokenizer import SPECIAL_TOKENS
+from minisgl.utils.json_file import is_neutral
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """The roles that every chat template is given. A template may compare the role of a message with others."""
-SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""The variables of a template that are the texts of special tokens."""
 RESERVED = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template"}
 ).union(SPECIAL_TOKENS)
@@ -57,28 +52,13 @@ RESERVED = frozenset(
 _STAND_INS, _NOW = "minisgl_stand_ins", "minisgl_now"
 
 
-class _Generation(jinja2.ext.Extension):
-    """The block ``{% generation %}…{% endgeneration %}``, rendered as its content.
-
-    The block marks the assistant's messages for training, and has no meaning for inference.
-    """
-
-    tags = {"generation"}
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        line = next(parser.stream).lineno
-        return [nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)]
-
-
 @dataclass(frozen=True)
-class RenderedChat:
-    """A rendered chat: its text, and the same text with stand-ins, or None if no client's string needed a stand-in.
+class RenderedChat(chat.RenderedChat):
+    """A rendered chat. ``marked`` is its text with stand-ins, or None if no client's string needed a stand-in.
 
     If ``is_aligned`` is false, the template computed with the replaced characters, and ``marked`` is another text.
     """
 
-    text: str
-    marked: str | None = None
     is_aligned: bool = True
 
     def cut(self, length: int) -> RenderedChat:
@@ -104,43 +84,28 @@ class Replace(Protocol):
     ) -> Replacement | None: ...
 
 
-class _RaisedByTemplate(jinja2.TemplateError):
-    """An error that a template raised by ``raise_exception``."""
-
-
-class _RaisedError(InvalidRequestError):
-    """The refusal of messages for which the template raised an error by ``raise_exception``."""
-
-
 class _LostError(InvalidRequestError):
     """The refusal of messages of which some are not written. ``contents`` are the messages whose content is lost."""
 
     contents: frozenset[int] = frozenset()
 
 
-class ChatTemplate:
-    """A compiled chat template. The constructor raises ValueError if ``source`` is not valid Jinja.
+class CheckedTemplate(ChatTemplate):
+    """A compiled chat template, whose source was searched.
 
-    ``special_tokens`` are variables of the template, such as ``bos_token``. ``literals`` are all texts in the source.
-    ``sought`` are those that the template may look for in a message, and ``roles`` the roles that it handles: `ROLES`,
-    and each word with which it compares a role. ``fields`` are the names that the template reads in some object.
+    ``literals`` are all texts in the source. ``sought`` are those that the template may look for in a message, and
+    ``roles`` the roles that it handles: `ROLES`, and each word with which it compares a role. ``fields`` are the names
+    that the template reads in some object.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, Any] | None = None):
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-        )
+        environment = chat.make_environment()
         environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = _strftime_now
-        self._special_tokens = dict(special_tokens or {})
-        try:
-            self._template = environment.from_string(source)
-            parsed = environment.parse(source)
-        except jinja2.TemplateSyntaxError as error:
-            raise ValueError(f"the chat template is not valid Jinja: line {error.lineno}: {error.message}") from error
+        super().__init__(source, special_tokens, environment)
+        parsed = environment.parse(source)
         self._reserved = RESERVED.union(environment.globals)
-        self.literals = frozenset(texts_below(parsed)) | frozenset(map(str, self._special_tokens.values()))
+        self.literals = frozenset(texts_below(parsed)) | frozenset(map(str, (special_tokens or {}).values()))
         self.sought = frozenset(sought_texts(parsed))
         self.roles = frozenset(ROLES).union(compared_roles(parsed))
         self.fields = frozenset(read_fields(parsed))
@@ -155,10 +120,10 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the messages as one text: see `render_chat`."""
-        return self.render_chat(messages, add_generation_prompt, chat_template_kwargs).text
+        """Return the messages as one text: see `render_checked`."""
+        return self.render_checked(messages, add_generation_prompt, chat_template_kwargs).text
 
-    def render_chat(
+    def render_checked(
         self,
         messages: Sequence[Message],
         add_generation_prompt: bool = True,
@@ -180,20 +145,20 @@ class ChatTemplate:
         self._check_variables(kwargs)
         self._check_messages(messages)
         try:
-            chat = normalize(messages)
+            given = normalize(messages)
             variables = {"add_generation_prompt": add_generation_prompt, _NOW: datetime.datetime.now()}
             attempt = functools.partial(self._render_form, variables, kwargs, replace)
             if self._reads_parts:
                 with contextlib.suppress(InvalidRequestError):
-                    return attempt([as_parts(message) for message in chat])
+                    return attempt([as_parts(message) for message in given])
             try:
-                return _in_any_form(chat, attempt)
+                return _in_any_form(given, attempt)
             except InvalidRequestError as error:
-                lost = error.contents if isinstance(error, _LostError) else range(len(chat))
-                if all(chat[i]["role"] != "developer" for i in lost):
+                lost = error.contents if isinstance(error, _LostError) else range(len(given))
+                if all(given[i]["role"] != "developer" for i in lost):
                     raise
                 with contextlib.suppress(InvalidRequestError):
-                    return _in_any_form([as_system(message) for message in chat], attempt)
+                    return _in_any_form([as_system(message) for message in given], attempt)
                 raise
         except RecursionError:
             raise InvalidRequestError("messages", "The messages have too many nested lists and objects.") from None
@@ -251,20 +216,8 @@ class ChatTemplate:
         stand_ins: Collection[str] = (),
     ) -> str:
         """Render messages once. ``stand_ins`` are characters that `_tojson` must not escape."""
-        given = {"tools": None, "documents": None, **self._special_tokens, **kwargs, **variables}
-        try:
-            text = self._template.render({**given, "messages": messages, _STAND_INS: stand_ins})
-            text.encode()
-        except UnicodeEncodeError:
-            raise InvalidRequestError(
-                "messages", "The chat has half a surrogate pair, which is not a character."
-            ) from None
-        except Exception as error:  # the template is the model's program and can raise any exception
-            what = str(error) or type(error).__name__
-            message = f"The model's chat template can't render these messages: {shorten(what, 200)}"
-            kind = _RaisedError if isinstance(error, _RaisedByTemplate) else InvalidRequestError
-            raise kind("messages", message) from error
-        return text
+        prompt = variables["add_generation_prompt"]
+        return self.render_once(messages, prompt, {**kwargs, _NOW: variables[_NOW], _STAND_INS: stand_ins})
 
     def _check_variables(self, chat_template_kwargs: Mapping[str, Any]) -> None:
         for name in chat_template_kwargs:
@@ -346,7 +299,7 @@ def _in_any_form(messages: Sequence[Message], attempt: Callable[[Sequence[Messag
             return attempt(messages)
         except InvalidRequestError as error:
             failed = error
-    if not isinstance(failed, _RaisedError):  # else the template refuses these texts, and must see them as strings
+    if not isinstance(failed.__cause__, chat.RaisedByTemplate):  # else the template must see the texts as strings
         every = [as_parts(message) for message in messages]
         lost = failed.contents if isinstance(failed, _LostError) else range(len(messages))
         some = [part if i in lost else message for i, (message, part) in enumerate(zip(messages, every, strict=True))]
@@ -358,19 +311,6 @@ def _in_any_form(messages: Sequence[Message], attempt: Callable[[Sequence[Messag
             except InvalidRequestError:
                 pass
     raise failed
-
-
-def computed_with_special_tokens() -> InvalidRequestError:
-    """Return the refusal of messages in which the text of a special token changes what the template computes."""
-    return InvalidRequestError(
-        "messages",
-        "The messages contain the text of a special token, and the model's chat template computes with this text. "
-        "Remove it from the messages, or start the server with parse_special_tokens=true.",
-    )
-
-
-def _raise(message: str) -> NoReturn:
-    raise _RaisedByTemplate(message)
 
 
 @jinja2.pass_context

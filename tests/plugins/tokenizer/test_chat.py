@@ -14,9 +14,9 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from minisgl.core import InvalidRequestError
-from minisgl.plugins.tokenizer.exact.template import ChatTemplate
+from minisgl.plugins.tokenizer.exact.template import CheckedTemplate
+from minisgl.plugins.tokenizer.exact.tokenizer import ExactTokenizer
 from minisgl.server.protocol import template_messages
-from minisgl.tokenizer import Tokenizer
 
 from .test_client_text import IM, THINK, build, special
 
@@ -135,7 +135,7 @@ def theirs(source: str, messages: Messages, prompt: bool) -> str | None:
 def test_as_transformers_or_refused(shape: str, chat: str) -> None:
     """The prompt is that of transformers and has all texts of the chat, or the refusal names a message."""
     messages, source = CHATS[chat], SHAPES[shape] + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    template = ChatTemplate(source, TOKENS)
+    template = CheckedTemplate(source, TOKENS)
     for prompt in (True, False):
         expected = [theirs(source, form, prompt) for form in forms(messages)]
         got, error = rendered(template, messages, prompt)
@@ -145,7 +145,7 @@ def test_as_transformers_or_refused(shape: str, chat: str) -> None:
         assert "None" not in got
 
 
-def rendered(template: ChatTemplate, messages: Messages, prompt: bool = True) -> tuple[str, str | None]:
+def rendered(template: CheckedTemplate, messages: Messages, prompt: bool = True) -> tuple[str, str | None]:
     """Return the prompt and no error, or no prompt and the error."""
     try:
         return template.render(template_messages(messages), prompt), None
@@ -170,7 +170,7 @@ def rendered(template: ChatTemplate, messages: Messages, prompt: bool = True) ->
 )  # fmt: skip
 def test_is_served(shape: str, chat: str) -> None:
     """These chats are rendered, and not refused."""
-    assert ChatTemplate(SHAPES[shape], TOKENS).render(template_messages(CHATS[chat]))
+    assert CheckedTemplate(SHAPES[shape], TOKENS).render(template_messages(CHATS[chat]))
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_is_served(shape: str, chat: str) -> None:
 )
 def test_lost_text_is_refused(shape: str, chat: str, cause: str | None) -> None:
     """A text that the template does not write is refused, and the refusal names its message and field."""
-    template = ChatTemplate(SHAPES[shape], TOKENS)
+    template = CheckedTemplate(SHAPES[shape], TOKENS)
     if cause is None:
         assert template.render(CHATS[chat])
         return
@@ -202,7 +202,7 @@ def test_lost_text_is_refused(shape: str, chat: str, cause: str | None) -> None:
 @pytest.mark.parametrize("text", ["x", "user", "a", "?", "前", "🙂", "  no  ", "{}", "QUIET\n" * 2000])
 def test_text_that_occurs_elsewhere_is_missed(text: str) -> None:
     """A lost text is noticed where the template, or another message, has the same text."""
-    template = ChatTemplate(
+    template = CheckedTemplate(
         "{% for m in messages %}{% if not loop.first %}a {{ m.role }}{} {{ m.content }}{% endif %}{% endfor %}"
     )
     assert text.strip() in template.render([user(""), user(text)])
@@ -215,10 +215,10 @@ def test_text_that_occurs_elsewhere_is_missed(text: str) -> None:
 )
 def test_cut_text_is_refused(cut: str) -> None:
     """A user's text whose beginning or end is cut off is refused; an end that is only spaces may go."""
-    template = ChatTemplate(f"{{% for m in messages %}}{{{{ {cut} }}}}{{% endfor %}}")
+    template = CheckedTemplate(f"{{% for m in messages %}}{{{{ {cut} }}}}{{% endfor %}}")
     with pytest.raises(InvalidRequestError, match=r"messages\[0\].content"):
         template.render([user("A sentence. " * 20)])
-    assert ChatTemplate("{{ messages[0].content.strip() }}").render([user(" x. \n")]) == "x."
+    assert CheckedTemplate("{{ messages[0].content.strip() }}").render([user(" x. \n")]) == "x."
 
 
 @pytest.mark.parametrize(
@@ -232,14 +232,14 @@ def test_cut_text_is_refused(cut: str) -> None:
 def test_wrong_arguments_are_refused(arguments: str, cause: str) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     with pytest.raises(InvalidRequestError, match=cause) as refused:
-        ChatTemplate(SHAPES["calls"]).render([user("x"), assistant(None, tool_calls=[call])])
+        CheckedTemplate(SHAPES["calls"]).render([user("x"), assistant(None, tool_calls=[call])])
     assert refused.value.field == "messages"
 
 
 @pytest.mark.parametrize("content", [3, {"a": 1}, ["x"], [{"type": "image_url", "image_url": {}}], [{"type": "text"}]])
 def test_content_that_is_no_text_is_refused(content: Any) -> None:
     with pytest.raises(InvalidRequestError, match=r"messages\[1\].*content"):
-        ChatTemplate(PLAIN).render([user("x"), user(content)])
+        CheckedTemplate(PLAIN).render([user("x"), user(content)])
 
 
 def test_error_of_the_template_is_not_avoided() -> None:
@@ -248,7 +248,7 @@ def test_error_of_the_template_is_not_avoided() -> None:
         "{% for m in messages %}{% if 'bad' in m.content %}{{ raise_exception('No bad words') }}{% endif %}{% endfor %}"
     )
     with pytest.raises(InvalidRequestError, match="No bad words"):
-        ChatTemplate(source + SHAPES["both forms"]).render([user("bad")])
+        CheckedTemplate(source + SHAPES["both forms"]).render([user("bad")])
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -257,7 +257,7 @@ def test_error_of_the_template_is_not_avoided() -> None:
 )
 def test_computed_texts_keep_special_tokens_text(shape: str, text: str) -> None:
     """What a template computes is that of transformers, and no special token comes from the client."""
-    tokenizer = Tokenizer(build("byte_level", IM + THINK), ChatTemplate(SHAPES[shape], TOKENS))
+    tokenizer = ExactTokenizer(build("byte_level", IM + THINK), CheckedTemplate(SHAPES[shape], TOKENS))
     protected = tokenizer._client_text.protected.values()  # type: ignore[union-attr]
     try:
         chat = tokenizer.render([user(text)])
@@ -276,7 +276,7 @@ def test_special_token_that_changes_the_template_is_refused() -> None:
     source = (
         "{% for m in messages %}{{ m.content }}{% if '<|im_end|>' not in m.content %}<|im_end|>{% endif %}{% endfor %}"
     )
-    tokenizer = Tokenizer(build("byte_level", IM), ChatTemplate(source))
+    tokenizer = ExactTokenizer(build("byte_level", IM), CheckedTemplate(source))
     assert tokenizer.chat([user("a < b")])
     with pytest.raises(InvalidRequestError, match="computes with this text"):
         tokenizer.chat([user("a <|im_end|> b")])
@@ -284,9 +284,9 @@ def test_special_token_that_changes_the_template_is_refused() -> None:
 
 def test_time_of_one_chat(monkeypatch: pytest.MonkeyPatch) -> None:
     """A template that writes the time reads one time for a chat, however often it is rendered."""
-    template = ChatTemplate("{{ strftime_now('%f') }} {{ messages[0].content }}<|im_end|>")
+    template = CheckedTemplate("{{ strftime_now('%f') }} {{ messages[0].content }}<|im_end|>")
     for _ in range(20):
-        chat = Tokenizer(build("byte_level", IM), template).render([user("<|im_end|>")])
+        chat = ExactTokenizer(build("byte_level", IM), template).render([user("<|im_end|>")])
         assert chat.is_aligned
         assert chat.marked is not None
 
@@ -302,7 +302,7 @@ def test_names_of_fields_are_not_replaced() -> None:
         "{{ c.function.arguments.text }}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
     )
     added = special("<|assistant|>", *(f"<|{word}|>" for word in words))
-    tokenizer = Tokenizer(build("byte_level", added), ChatTemplate(source))
+    tokenizer = ExactTokenizer(build("byte_level", added), CheckedTemplate(source))
     call = {"id": "id", "type": "function", "function": {"name": "function", "arguments": '{"text": "name"}'}}
     messages = [user(parts("text", "user"), name="name"), assistant(None, tool_calls=[call]), tool(parts("|tool|>"))]
     chat = tokenizer.render(template_messages(messages))

@@ -12,8 +12,8 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minisgl.tokenizer import Tokenizer
-from minisgl.tokenizer.text_stream import text_stream
+from minisgl.core import SamplingParams
+from minisgl.plugins.tokenizer.exact.tokenizer import ExactTokenizer
 
 from .families import FAMILIES
 
@@ -26,12 +26,12 @@ PARTS = [
 
 
 @functools.cache
-def both(name: str) -> tuple[Tokenizer, Any]:
+def both(name: str) -> tuple[ExactTokenizer, Any]:
     """Return a family's tokenizer as minisgl and as transformers loads it."""
     transformers.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as folder:
         FAMILIES[name](Path(folder))
-        ours = Tokenizer.from_dir(folder)
+        ours = ExactTokenizer.from_dir(folder)
         assert ours is not None
         return ours, transformers.AutoTokenizer.from_pretrained(folder)
 
@@ -64,7 +64,7 @@ def test_text_of_ids(name: str, skip: bool) -> None:
     def check(ids: list[int]) -> None:
         text = theirs.decode(ids, skip_special_tokens=skip)
         assert ours.decode(ids, skip) == text
-        stream = text_stream(ours, (), skip)
+        stream = ours.stream((), SamplingParams(skip_special_tokens=skip))
         assert "".join([*map(stream.feed, ids), stream.flush()]) == text
 
     check()

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
 from minisgl.core import InvalidRequestError
-from minisgl.plugins.tokenizer.exact.template import ChatTemplate
-from minisgl.tokenizer import Tokenizer
+from minisgl.plugins.tokenizer.exact.template import CheckedTemplate
+from minisgl.plugins.tokenizer.exact.tokenizer import ExactTokenizer
 
-from .conftest import TEXT, save
+from ...tokenizer.conftest import TEXT, save
 
 CHATML = """{%- for message in messages %}
 {{- '<|im_start|>' + message.role + '\\n' + message.content | trim + '<|im_end|>' + '\\n' }}
@@ -145,11 +145,11 @@ def build(kind: str, added: list[AddedToken]) -> tokenizers.Tokenizer:
 
 
 @functools.cache
-def load(form: str, parse: bool = False) -> tuple[Tokenizer, Any]:
+def load(form: str, parse: bool = False) -> tuple[ExactTokenizer, Any]:
     """Return our tokenizer of a form, and that of transformers."""
     kind, template, added = FORMS[form]
     folder = save(build(kind, added), Path(tempfile.mkdtemp()), template)
-    ours = Tokenizer.from_dir(folder, parse_special_tokens=parse)
+    ours = ExactTokenizer.from_dir(folder, parse_special_tokens=parse)
     assert ours is not None
     return ours, transformers.AutoTokenizer.from_pretrained(folder)
 
@@ -319,9 +319,9 @@ def test_private_characters() -> None:
 def test_ordinary_messages_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chat costs two renderings and one tokenization, also with ``<``; a forged one costs a bounded number more."""
     calls: list[str] = []
-    render = ChatTemplate._render
-    monkeypatch.setattr(ChatTemplate, "_render", lambda *args: (calls.append("render"), render(*args))[1])
-    ours = Tokenizer(build("byte_level", IM), ChatTemplate(CHATML))
+    render = CheckedTemplate._render
+    monkeypatch.setattr(CheckedTemplate, "_render", lambda *args: (calls.append("render"), render(*args))[1])
+    ours = ExactTokenizer(build("byte_level", IM), CheckedTemplate(CHATML))
     assert ours._client_text is not None
     ours.chat(conversation("S"))
 
@@ -339,22 +339,22 @@ def test_ordinary_messages_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_roles() -> None:
     """A role is one of the usual ones, or one that the template compares with a role."""
-    assert {"ipython"} == load("llama3")[0].template.roles - ChatTemplate("").roles  # type: ignore[union-attr]
+    assert {"ipython"} == load("llama3")[0].template.roles - CheckedTemplate("").roles  # type: ignore[union-attr]
     load("llama3")[0].chat([{"role": "ipython", "content": "x"}])
     for form in FORMS:
         for role in ("ipython" if form != "llama3" else "me", "im_start|>", "", "user\n", "<|im_end|>", None, ["user"]):
             with pytest.raises(InvalidRequestError, match="has the role") as refused:
                 load(form)[0].chat([{"role": role, "content": "x"}])
             assert refused.value.field == "messages"
-    template = ChatTemplate("{% if messages[0].role in ['critic', '<x>'] or messages[0].x == 'king' %}{% endif %}")
-    assert template.roles - ChatTemplate("").roles == {"critic"}
+    template = CheckedTemplate("{% if messages[0].role in ['critic', '<x>'] or messages[0].x == 'king' %}{% endif %}")
+    assert template.roles - CheckedTemplate("").roles == {"critic"}
 
 
 @pytest.mark.parametrize(
     "name", ["messages", "add_generation_prompt", "tools", "bos_token", "eos_token", "raise_exception", "namespace"]
 )
 def test_variables_that_the_server_sets_are_refused(name: str) -> None:
-    template = ChatTemplate(f"{{{{ {name} }}}}{{{{ messages | length }}}}{{{{ raise_exception }}}}")
+    template = CheckedTemplate(f"{{{{ {name} }}}}{{{{ messages | length }}}}{{{{ raise_exception }}}}")
     with pytest.raises(InvalidRequestError, match=f"can't set '{name}'") as refused:
         template.render([{"role": "user", "content": "x"}], True, {name: 1})
     assert refused.value.field == "chat_template_kwargs"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from minisgl.config import ConfigError
+from minisgl.plugins.tokenizer.exact.tokenizer import ExactTokenizer
 from minisgl.testing.checkpoints import tiny_checkpoint
-from minisgl.tokenizer.tokenizer import Tokenizer
 
 TEXTS = [
     "A page of the pool holds sixteen tokens.",
@@ -50,12 +50,12 @@ def size(files: Path) -> int:
     return len(json.loads((files / "vocab.json").read_text()))
 
 
-def equal(path: Path) -> Tokenizer:
+def equal(path: Path) -> ExactTokenizer:
     """Check that ids and text of `TEXTS` are transformers', and return the tokenizer."""
     import transformers
 
     theirs = transformers.AutoTokenizer.from_pretrained(path)
-    ours = Tokenizer.from_dir(path)
+    ours = ExactTokenizer.from_dir(path)
     assert ours is not None
     assert ours.vocab_size == len(theirs)
     for text in TEXTS:
@@ -113,14 +113,14 @@ def test_ids_that_do_not_follow_the_vocabulary(files: Path, tmp_path: Path) -> N
     added = {str(size(files) + 5): {**SPECIAL, "content": "<|im_end|>"}}
     config = {"tokenizer_class": "Qwen2Tokenizer", "added_tokens_decoder": added}
     with pytest.raises(ConfigError, match=r"added token '<\|im_end\|>' the id \d+, but it would be"):
-        Tokenizer.from_dir(make(files, tmp_path, tokenizer_config=config))
+        ExactTokenizer.from_dir(make(files, tmp_path, tokenizer_config=config))
 
 
 @pytest.mark.parametrize("kind", ["LlamaTokenizer", "RobertaTokenizer", None])
 def test_other_classes_are_refused(kind: str | None, files: Path, tmp_path: Path) -> None:
     path = make(files, tmp_path, tokenizer_config={"tokenizer_class": kind}, config={"model_type": "llama"})
     with pytest.raises(ConfigError, match=r"merges\.txt, vocab\.json, but no tokenizer\.json.*from_pretrained"):
-        Tokenizer.from_dir(path)
+        ExactTokenizer.from_dir(path)
 
 
 @pytest.mark.parametrize("file", ["tokenizer.model", "tekken.json", "qwen.tiktoken", "vocab.json", "vocab.txt"])
@@ -128,7 +128,7 @@ def test_other_formats_are_refused(file: str, tmp_path: Path) -> None:
     (tmp_path / file).write_text("{}")
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
     with pytest.raises(ConfigError) as error:
-        Tokenizer.from_dir(tmp_path)
+        ExactTokenizer.from_dir(tmp_path)
     assert f"has {file}, but no tokenizer.json" in str(error.value)
     assert f"AutoTokenizer.from_pretrained({str(tmp_path)!r}).save_pretrained" in str(error.value)
 
@@ -136,4 +136,4 @@ def test_other_formats_are_refused(file: str, tmp_path: Path) -> None:
 def test_broken_vocabulary(files: Path, tmp_path: Path) -> None:
     path = make(files, tmp_path, tokenizer_config={"tokenizer_class": "Qwen2Tokenizer"}, vocab={"a": "b"})
     with pytest.raises(ConfigError, match=r"vocab\.json and merges\.txt are not a tokenizer"):
-        Tokenizer.from_dir(path)
+        ExactTokenizer.from_dir(path)

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from minisgl.config import ConfigError
-from minisgl.tokenizer import Tokenizer
+from minisgl.plugins.tokenizer.exact.tokenizer import ExactTokenizer
 
-from .conftest import byte_level, sentencepiece_like
+from ...tokenizer.conftest import byte_level, sentencepiece_like
 
 TEXTS = [
     "<|tool|>hi", "a <|tool|>  b", "a<|tool|>b", "<|pad|>x", " <x> y", "wordy word", "<|end|>", "<|eos|>", "Hello",
@@ -36,11 +36,11 @@ def write(folder: Path, raw: str, **files: dict[str, Any]) -> Path:
     return folder
 
 
-def check(folder: Path) -> Tokenizer:
+def check(folder: Path) -> ExactTokenizer:
     """Compare ids, text and special tokens with those of transformers. Return minisgl's tokenizer."""
     transformers.logging.set_verbosity_error()
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
-    ours = Tokenizer.from_dir(folder)
+    ours = ExactTokenizer.from_dir(folder)
     assert ours is not None
     for text in TEXTS:
         ids = theirs(text).input_ids
@@ -185,7 +185,7 @@ def test_random_files(config: dict[str, Any], named: dict[str, Any], added: dict
 )
 def test_a_wrong_tokenizer_config(config: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"tokenizer_config\.json"):
-        Tokenizer.from_dir(write(tmp_path, RAW[BYTE_LEVEL], tokenizer_config=config))
+        ExactTokenizer.from_dir(write(tmp_path, RAW[BYTE_LEVEL], tokenizer_config=config))
 
 
 def test_the_token_of_a_class(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from .conftest import TEXT
+from ...tokenizer.conftest import TEXT
 
 WORDS = [
     *TEXT,

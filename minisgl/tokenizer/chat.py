@@ -1,0 +1,283 @@
+"""A model's chat template: renders chat messages as the one text that the model was trained to continue.
+
+A chat template is a Jinja program that is part of a checkpoint. It runs in Jinja's sandbox. The filters, functions and
+variables available to a template are those of Hugging Face's documentation:
+huggingface.co/docs/transformers/chat_templating_writing.
+
+Clients send messages in the form of the OpenAI API. `normalize` converts them to the form that templates read. This
+module knows nothing about tokens.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
+from jinja2 import nodes
+from jinja2.parser import Parser
+
+from minisgl.core import InvalidRequestError, shorten
+
+Message = Mapping[str, Any]
+STAND_IN = "\ue000"
+"""The private character that replaces one character of a special token in a client's string."""
+
+
+@dataclass(frozen=True)
+class RenderedChat:
+    """A rendered chat: its text, and ``marked``, the same text in which no client's string has a special token.
+
+    ``marked`` is None if no client's string has one: then it would be equal to ``text``.
+    """
+
+    text: str
+    marked: str | None = None
+
+    def cut(self, length: int) -> RenderedChat:
+        """Return the beginning of the chat, of at most ``length`` characters."""
+        return RenderedChat(self.text[:length], None if self.marked is None else self.marked[:length])
+
+
+class _Generation(jinja2.ext.Extension):
+    """The block ``{% generation %}…{% endgeneration %}``, rendered as its content.
+
+    The block marks the assistant's messages for training, and has no meaning for inference.
+    """
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        line = next(parser.stream).lineno
+        return [nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)]
+
+
+def make_environment() -> jinja2.Environment:
+    """Return Jinja's environment for chat templates, with their filters and functions."""
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class RaisedByTemplate(jinja2.TemplateError):
+    """An error that a template raised by ``raise_exception``."""
+
+
+class ChatTemplate:
+    """A compiled chat template. The constructor raises ValueError if ``source`` is not valid Jinja.
+
+    ``special_tokens`` are variables of the template, such as ``bos_token``.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, Any] | None = None,
+        environment: jinja2.Environment | None = None,
+    ):
+        self._special_tokens = dict(special_tokens or {})
+        try:
+            self._template = (environment or make_environment()).from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ValueError(f"the chat template is not valid Jinja: line {error.lineno}: {error.message}") from error
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return the messages as one text: see `render_chat`."""
+        return self.render_chat(messages, add_generation_prompt, chat_template_kwargs).text
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        hide: Callable[[str], str] = str,
+    ) -> RenderedChat:
+        """Return the messages as one text, special tokens included.
+
+        ``add_generation_prompt`` ends the text with the beginning of an assistant message. ``chat_template_kwargs`` are
+        further variables of the template. ``hide`` returns a client's string with `STAND_IN` in place of one character
+        of each special token. If there are some, the chat is rendered again with these strings. Raise
+        `InvalidRequestError` if a message is wrong, if the template raises an error, or if it writes another text for
+        the strings with stand-ins.
+        """
+        chat, kwargs = [as_string(message) for message in normalize(messages)], chat_template_kwargs or {}
+        text = self.render_once(chat, add_generation_prompt, kwargs)
+        hidden = map_strings([chat, kwargs], hide)
+        if hidden == [chat, kwargs]:
+            return RenderedChat(text)
+        marked = self.render_once(hidden[0], add_generation_prompt, hidden[1])
+        if len(marked) != len(text) or any(m not in (t, STAND_IN) for m, t in zip(marked, text, strict=True)):
+            raise computed_with_special_tokens()
+        return RenderedChat(text, marked)
+
+    def render_once(
+        self, messages: Sequence[Message], add_generation_prompt: bool, variables: Mapping[str, Any]
+    ) -> str:
+        """Return the text that the template writes for messages as they are. Raise `InvalidRequestError`."""
+        own = {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt, "messages": messages}
+        try:
+            text = self._template.render({**variables, **self._special_tokens, **own})
+            text.encode()
+        except UnicodeEncodeError:
+            raise InvalidRequestError(
+                "messages", "The chat has half a surrogate pair, which is not a character."
+            ) from None
+        except RecursionError:
+            raise InvalidRequestError("messages", "The messages have too many nested lists and objects.") from None
+        except Exception as error:  # the template is the model's program and can raise any exception
+            what = str(error) or type(error).__name__
+            message = f"The model's chat template can't render these messages: {shorten(what, 200)}"
+            raise InvalidRequestError("messages", message) from error
+        return text
+
+
+def computed_with_special_tokens() -> InvalidRequestError:
+    """Return the refusal of messages in which the text of a special token changes what the template computes."""
+    return InvalidRequestError(
+        "messages",
+        "The messages contain the text of a special token, and the model's chat template computes with this text. "
+        "Remove it from the messages, or start the server with parse_special_tokens=true.",
+    )
+
+
+def _raise(message: str) -> NoReturn:
+    raise RaisedByTemplate(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return ``value`` as JSON, without the HTML escapes of Jinja's own ``tojson``, which would alter the prompt."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+# ---- messages ----------------------------------------------------------------------------------------
+
+
+def normalize(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return messages of the OpenAI API in the form that templates read. Raise `InvalidRequestError` for a wrong one.
+
+    A null field is a missing field, as in `transformers`. The arguments of a tool call are an object. A content is a
+    string or a list of text parts.
+    """
+    found = []
+    for i, message in enumerate(messages):
+        new = {name: value for name, value in message.items() if value is not None}
+        if "content" in new:
+            new["content"] = _content(new["content"], i)
+        if new.get("tool_calls"):
+            new["tool_calls"] = [_tool_call(call, i) for call in new["tool_calls"]]
+        found.append(new)
+    return found
+
+
+def as_string(message: Message) -> Message:
+    """Return a message whose content is a string: the texts of its parts, joined with line breaks."""
+    if not isinstance(message.get("content"), list):
+        return message
+    return {**message, "content": "\n".join(part["text"] for part in message["content"])}
+
+
+def _content(content: Any, i: int) -> str | list[dict[str, str]]:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list | tuple):
+        refuse(i, "the content must be a string or a list of content parts")
+    return [_part(part, i) for part in content] or ""
+
+
+def _part(part: Any, i: int) -> dict[str, str]:
+    if isinstance(part, Mapping) and part.get("type") != "text":
+        refuse(i, f"a content part of type {reprlib.repr(part.get('type'))} is not supported, only 'text'")
+    if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+        refuse(i, "a content part must be {'type': 'text', 'text': '…'}")
+    return {"type": "text", "text": part["text"]}
+
+
+class Arguments(dict[str, Any]):
+    """The arguments of a tool call: an object, which is written as the client's own JSON wherever text is expected.
+
+    So a template may encode the arguments (``arguments | tojson``), iterate over them, or write them as a string.
+    """
+
+    def __init__(self, json_text: str, value: Mapping[str, Any]):
+        super().__init__(value)
+        self._json_text = json_text  # templates can't read a name with an underscore
+
+    def __str__(self) -> str:
+        return self._json_text
+
+    def __add__(self, other: str) -> str:
+        return self._json_text + other
+
+    def __radd__(self, other: str) -> str:
+        return other + self._json_text
+
+
+def _tool_call(call: Any, i: int) -> Any:
+    """Return a tool call whose arguments, a JSON string, are an object."""
+    if not isinstance(call, Mapping):
+        refuse(i, "a tool call must be an object")
+    function = call.get("function")
+    if isinstance(function, Mapping):
+        return {**call, "function": _with_arguments(function, i)}
+    return _with_arguments(call, i)
+
+
+def _with_arguments(function: Mapping[str, Any], i: int) -> dict[str, Any]:
+    given = function.get("arguments")
+    if not isinstance(given, str):
+        return dict(function)
+    try:
+        value = json.loads(given or "{}")
+    except (ValueError, RecursionError) as error:
+        refuse_arguments(i, function, f"are not valid JSON ({shorten(str(error), 60)})")
+    if not isinstance(value, dict):
+        refuse_arguments(i, function, "must be a JSON object in a string")
+    return {**function, "arguments": Arguments(given, value)}
+
+
+def refuse_arguments(i: int, function: Mapping[str, Any], what: str) -> NoReturn:
+    """Raise `InvalidRequestError` for the arguments of a tool call in the message number ``i``."""
+    refuse(i, f"the arguments of the tool call {shorten(reprlib.repr(function.get('name')), 60)} {what}")
+
+
+def refuse(i: int, what: str) -> NoReturn:
+    """Raise `InvalidRequestError` for the message number ``i``."""
+    raise InvalidRequestError("messages", f"messages[{i}]: {what}.")
+
+
+def map_strings(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a JSON value with ``change(text)`` in place of each of its strings, keys included."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Arguments):
+        return Arguments(change(str(value)), map_strings(dict(value), change))
+    if isinstance(value, Mapping):
+        return {change(key) if isinstance(key, str) else key: map_strings(item, change) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+        return [map_strings(item, change) for item in value]
+    return value
