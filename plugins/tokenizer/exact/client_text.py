@@ -21,14 +21,14 @@ from typing import Any
 
 import tokenizers
 
-from minisgl.plugins.tokenizer.exact.messages import Message, map_strings, map_texts, normalize, strings_of, texts_of
+from minisgl.plugins.tokenizer.exact.messages import map_texts, normalize, strings_of, texts_of
 from minisgl.plugins.tokenizer.exact.template import (
     CheckedTemplate,
     RenderedChat,
     Replacement,
-    computed_with_special_tokens,
 )
 from minisgl.plugins.tokenizer.exact.text_marks import PrivateCharacters
+from minisgl.tokenizer.chat import Message, computed_with_special_tokens, map_strings
 
 _BRACKETS = {"<": ">", "[": "]", "{": "}", "(": ")"}
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from minisgl.core import InvalidRequestError
-from minisgl.plugins.tokenizer.exact.messages import Message, map_texts
+from minisgl.plugins.tokenizer.exact.messages import map_texts
+from minisgl.tokenizer.chat import Message
 
 _PRIVATE = re.compile("[\U000f0000-\U000ffffd\U00100000-\U0010fffd]")
 _FIRST = re.compile("[0-9A-Za-z]")  # JSON escapes no ASCII letter or digit, and no template trims them
