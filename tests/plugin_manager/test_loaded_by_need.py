@@ -34,6 +34,7 @@ SELECTED = {
     "moe.torch",
     "scheduler.prefill_first",
     "speculation.none",
+    "tokenizer.auto",
 }
 OPTIONS = ("attention=torch", "graph=none", "moe=torch", "device=cpu", "num_pages=64")
 """The options that select `SELECTED`, with the defaults of the other groups."""
