@@ -16,8 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from minisgl.server.attached import READY, read_url
-from minisgl.server.held_log import HeldLog
+from minisgl.cluster.attached import READY, HeldLog, read_url
 
 TIMEOUT_SECONDS = 120.0
 """Seconds that the demo waits for the server to reply, and to exit."""

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from minisgl.server.attached import attached_server
-from minisgl.server.held_log import HeldLog
+from minisgl.cluster.attached import HeldLog, attached_server
 
 HELP = "/reset clears the conversation, /exit (or Ctrl-D) ends the shell, Ctrl-C stops a reply."
 

@@ -323,7 +323,7 @@ def test_a_wheel_without_the_course_serves(wheel: tuple[Path, Path], tmp_path: P
             pass
         else:
             raise AssertionError(minisgl.chapters)
-        from minisgl.server.attached import attached_server
+        from minisgl.cluster.attached import attached_server
         with attached_server(["model=tutor", "device=cpu"]) as url:
             body = {"model": "tutor", "prompt": "What is a radix cache?", "max_tokens": 4, "temperature": 0}
             request = urllib.request.Request(url + "/v1/completions", json.dumps(body).encode())

@@ -26,7 +26,7 @@ from minisgl.tokenizer.tokenizer import build_tokenizer
 
 log = logging.getLogger(__name__)
 
-SERVER = (sys.executable, "-m", "minisgl.server.attached")
+SERVER = (sys.executable, "-m", "minisgl.cluster.attached")
 
 
 def run_cluster(config: ClusterConfig, manager: PluginManager, words: Sequence[str]) -> int:

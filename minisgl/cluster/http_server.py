@@ -13,8 +13,9 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from minisgl.config import Config, ServerConfig
-from minisgl.server.extension import load_extensions, shipped
+from minisgl.server.extension import load_extensions, load_some
 from minisgl.server.launcher import LISTEN
+from minisgl.server.request_record import RequestMiddleware
 from minisgl.utils.files import raise_file_limit
 
 CLOSE_SECONDS = 1
@@ -40,9 +41,9 @@ class HttpServer:
         host, port = listener.getsockname()[:2]
         self.url = f"{'https' if options.tls_cert else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
         limited = Config(server=replace(options, max_connections=_connections(options.max_connections)))
-        names = [name for name in shipped() if name == "connections"] + (["tls"] if options.tls_cert else [])
+        tls = load_extensions(limited, names=["tls"]) if options.tls_cert else []
         uvicorn_options: dict[str, Any] = {"ws": "none"}
-        for extension in load_extensions(limited, names=names):
+        for extension in (*load_some(limited, "connections"), *tls):
             uvicorn_options |= extension.uvicorn_options()
         self._server = _Server(
             uvicorn.Config(
@@ -80,6 +81,14 @@ class HttpServer:
             await asyncio.wait({self._task}, timeout=CLOSE_SECONDS + 2.0)
             self._task.cancel()
         self._listener.close()
+
+
+def observed(app: ASGIApp, options: ServerConfig) -> ASGIApp:
+    """Return the application of a router with what a server has too: ids of requests, ``root_path``, the access log."""
+    extensions = load_some(Config(server=options), "root_path", "access_log")
+    for extension in extensions:
+        app = extension.wrap(app)
+    return RequestMiddleware(app, [extension.on_end for extension in extensions])
 
 
 def _connections(most: int) -> int:

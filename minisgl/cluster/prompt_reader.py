@@ -19,10 +19,12 @@ from starlette.datastructures import Headers
 
 from minisgl.cluster.kv_events import block_hashes, root_hash
 from minisgl.cluster.relay import PromptView
+from minisgl.config import Config
 from minisgl.core import I32, InvalidRequestError
 from minisgl.message import ChatPrompt, Prompt, TextPrompt, TokensPrompt, unpack_ids
 from minisgl.server.app import is_authorized
 from minisgl.server.errors import ApiError
+from minisgl.server.extension import load_some
 from minisgl.server.protocol import ChatRequest, CompletionRequest, parse
 from minisgl.tokenizer.tokenizer import Tokenizer
 
@@ -57,6 +59,7 @@ class PromptReader:
         self._root = root_hash(hash_seed)
         self._api_key = api_key
         self._tokenizer = tokenizer
+        self._checks = [extension.check_fields for extension in load_some(Config(), "bounds", "compatible")]
         self._thread = ThreadPoolExecutor(1, "tokenize")
         self._pending = 0
         self.block_size = 0  # unknown, as long as no replica has been ready
@@ -107,11 +110,11 @@ class PromptReader:
     def _read(self, path: str, body: bytes) -> PromptView:
         """Return the view of a prompt. Raise `ApiError` if the request is invalid. Called in the thread."""
         if path.endswith("/chat/completions"):
-            chat = parse(body, ChatRequest)
+            chat = parse(body, ChatRequest, self._checks)
             prompts: Sequence[Prompt] = [chat.to_prompt()]
             salt, max_tokens = chat.cache_salt, chat.token_limit
         else:
-            completion = parse(body, CompletionRequest)
+            completion = parse(body, CompletionRequest, self._checks)
             prompts = completion.to_prompts()[:MAX_PROMPTS]
             salt, max_tokens = completion.cache_salt, 16 if completion.max_tokens is None else completion.max_tokens
         found = self._tokenize(prompts)

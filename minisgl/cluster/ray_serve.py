@@ -42,6 +42,7 @@ from starlette.responses import Response as StarletteResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from minisgl.cluster.cluster import SERVER
+from minisgl.cluster.http_server import observed
 from minisgl.cluster.kv_subscriber import KVSubscriber
 from minisgl.cluster.options import OWN_OPTIONS, ROUTER_ONLY, ClusterConfig
 from minisgl.cluster.prompt_reader import PromptReader
@@ -51,13 +52,12 @@ from minisgl.cluster.router import address_of
 from minisgl.cluster.routing import Replica, RoutingPolicy
 from minisgl.cluster.supervisor import END_SECONDS, UNHEALTHY_SECONDS, is_healthy
 from minisgl.cluster.upstream import Upstream, UpstreamError
-from minisgl.config import ROUTER_GROUPS, ConfigError
+from minisgl.config import ROUTER_GROUPS, ConfigError, ServerConfig
 from minisgl.models.resolve import resolve_model
 from minisgl.options.compose import compose, split_plugins
 from minisgl.plugin_manager.manager import PluginManager
-from minisgl.server.app import BODY_BYTES_PER_TOKEN, MIN_BODY
+from minisgl.server.app import MIN_BODY, default_max_body
 from minisgl.server.errors import ApiError
-from minisgl.server.request_record import RequestMiddleware, log_request
 from minisgl.tokenizer.tokenizer import build_tokenizer
 from minisgl.utils.log import setup_logging
 from minisgl.utils.ports import free_port
@@ -467,7 +467,7 @@ class Ingress:
             config.server.api_key,
         )
         self._relay = HandleRelay(engine, self._reader, config)
-        self._app = RequestMiddleware(self._relay, "", (log_request,))
+        self._app = observed(self._relay, ServerConfig())
         self._starting = asyncio.create_task(self._read_sizes())
 
     async def __call__(self, request: Request) -> StarletteResponse:
@@ -484,7 +484,7 @@ class Ingress:
                 await asyncio.sleep(INFO_POLL_SECONDS)
         self._reader.begin(block_size, max_seq_len)
         if not self._fixed_max_body:
-            self._relay.max_body = max(MIN_BODY, BODY_BYTES_PER_TOKEN * max_seq_len)
+            self._relay.max_body = default_max_body(max_seq_len)
 
 
 class _Application(StarletteResponse):

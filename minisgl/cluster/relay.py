@@ -19,8 +19,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from minisgl.cluster.upstream import UpstreamError
 from minisgl.server.app import is_authorized, read_body
-from minisgl.server.errors import ApiError
-from minisgl.server.generate import CLIENT_CLOSED_REQUEST, Json
+from minisgl.server.errors import CLIENT_CLOSED_REQUEST, ApiError
+from minisgl.server.generate import Json
 from minisgl.server.request_record import record_of
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""One replica: a server (``python -m minisgl.server.attached``) with all its processes, from its start to its end.
+"""One replica: a server (``python -m minisgl.cluster.attached``) with all its processes, from its start to its end.
 
 The server is unmodified. It ends when its standard input is closed, which happens however the supervisor ends. Its
 processes are a session of their own, so that none of them survives `ReplicaProcess.kill`: a GPU's memory is free once

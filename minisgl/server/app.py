@@ -28,12 +28,11 @@ from minisgl.config import Config
 from minisgl.core import SamplingParams, shorten
 from minisgl.message import Prompt
 from minisgl.server.dispatch import Dispatcher, Stream
-from minisgl.server.errors import ApiError
+from minisgl.server.errors import CLIENT_CLOSED_REQUEST, ApiError
 from minisgl.server.extension import HttpExtension
-from minisgl.server.generate import CLIENT_CLOSED_REQUEST, Json, ResponseBuilder, respond_json, respond_stream
-from minisgl.server.metrics import Metrics
+from minisgl.server.generate import Json, ResponseBuilder, respond_json, respond_stream
 from minisgl.server.protocol import DEFAULT_MAX_TOKENS, ChatRequest, CompletionRequest, GenerateRequest, parse
-from minisgl.server.request_record import Generation, RequestMiddleware, log_request, record_of
+from minisgl.server.request_record import Generation, Metrics, RequestMiddleware, record_of
 from minisgl.utils.version import __version__
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -85,7 +84,8 @@ class Api:
                     extension.check_body(parsed, max_seq_len)
             return convert(parsed)
 
-        return await parse_body(body, kind, check_and_convert)
+        checks = [extension.check_fields for extension in self.extensions]
+        return await parse_body(body, kind, check_and_convert, checks)
 
     def check_model(self, name: str | None) -> None:
         """Raise `ApiError` (404) for the name of another model than the server's."""
@@ -173,8 +173,7 @@ def create_app(api: Api) -> ASGIApp:
     app: ASGIApp = routes
     for extension in api.extensions:
         app = extension.wrap(app)
-    on_end = (api.metrics.count_request, log_request, *(extension.on_end for extension in api.extensions))
-    return RequestMiddleware(app, api.config.server.root_path, on_end)
+    return RequestMiddleware(app, (api.metrics.count_request, *(extension.on_end for extension in api.extensions)))
 
 
 def _add_openai_routes(router: fastapi.APIRouter, api: Api) -> None:
@@ -335,14 +334,19 @@ async def read_body(request: Request, limit: int, on_part: Callable[[int], None]
     return bytes(body)
 
 
-async def parse_body(body: bytes, kind: type[S], convert: Callable[[S], T]) -> tuple[S, T]:
+async def parse_body(
+    body: bytes,
+    kind: type[S],
+    convert: Callable[[S], T],
+    checks: Sequence[Callable[[type, dict[str, msgspec.Raw]], None]] = (),
+) -> tuple[S, T]:
     """Parse a body as a struct of type ``kind``. Return it, and what ``convert`` makes of it. Raise `ApiError`.
 
     A body larger than `SMALL_BODY` is parsed in another thread, so that the event loop can serve other requests.
     """
 
     def work() -> tuple[S, T]:
-        parsed = parse(body, kind)
+        parsed = parse(body, kind, checks)
         return parsed, convert(parsed)
 
     return work() if len(body) <= SMALL_BODY else await asyncio.to_thread(work)

@@ -1,4 +1,4 @@
-"""The command line of the server: ``python -m minisgl`` and ``python -m minisgl.server.attached``."""
+"""The command line of the server: ``python -m minisgl`` and ``python -m minisgl.cluster.attached``."""
 
 from __future__ import annotations
 

@@ -8,6 +8,9 @@ from typing import Any
 
 from minisgl.core import Finished, InvalidRequestError
 
+CLIENT_CLOSED_REQUEST = 499
+"""The HTTP status of a response whose client has disconnected. No client receives it; only ``/metrics`` counts it."""
+
 
 class ApiError(Exception):
     """An error response to an HTTP request. ``param`` is the name of the wrong parameter, or None.

@@ -33,7 +33,7 @@ FOLDER = "minisgl.plugins.http"
 """The package of the shipped extensions."""
 CORE_OPTIONS = frozenset(
     {"host", "port", "tokenizers", "api_key", "served_model_name", "max_queued", "max_body", "drain_timeout",
-     "watchdog", "request_timeout", "root_path", "extensions"}
+     "watchdog", "request_timeout", "extensions"}
 )  # fmt: skip
 """The options of `ServerConfig` that work without an extension."""
 
@@ -71,6 +71,12 @@ class HttpExtension:
     def wrap(self, app: ASGIApp) -> ASGIApp:
         """Return an ASGI application around ``app``, all routes of the server. Called once."""
         return app
+
+    def check_fields(self, kind: type, fields: dict[str, msgspec.Raw]) -> None:
+        """Check the parameters of a body of type ``kind`` before they are decoded. Raise `ApiError` to refuse them.
+
+        It may remove parameters from ``fields``: those that ask for nothing.
+        """
 
     def check_body(self, body: msgspec.Struct, max_seq_len: int) -> None:
         """Check a parsed body before any work on its parts. Raise `ApiError` to refuse it.
@@ -132,6 +138,11 @@ def load_extensions(
     if manager is not None:
         built += manager.hook.minisgl_http(config=config)
     return [extension for extension in built if extension is not None]
+
+
+def load_some(config: Config, *names: str) -> list[HttpExtension]:
+    """Build those of the named extensions that are shipped. A router of several servers uses them as a server does."""
+    return load_extensions(config, names=[name for name in names if name in shipped()])
 
 
 def check_options(server: ServerConfig, extensions: Sequence[HttpExtension]) -> None:

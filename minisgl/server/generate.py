@@ -21,12 +21,9 @@ from starlette.types import Receive, Scope, Send
 from minisgl.core import Finished
 from minisgl.message import Delta, PromptLogprob, TokenLogprob
 from minisgl.server.dispatch import Dispatcher, Stream
-from minisgl.server.errors import ApiError
+from minisgl.server.errors import CLIENT_CLOSED_REQUEST, ApiError
 
 T = TypeVar("T")
-CLIENT_CLOSED_REQUEST = 499
-"""The HTTP status of a response whose client has disconnected. No client receives it; only ``/metrics`` counts it."""
-
 MAX_SILENCE = 0.05
 """Seconds after which tokens without text are sent as a chunk with an empty text, so that a client sees that the server
 computes its request. Special tokens have no text, and the beginning of a stop string is held back."""

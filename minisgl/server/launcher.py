@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
-import itertools
 import logging
 import os
 import signal
@@ -29,7 +27,7 @@ from minisgl.plugin_manager.manager import PluginManager
 from minisgl.server.app import Api, create_app
 from minisgl.server.dispatch import PING_SECONDS, Dispatcher
 from minisgl.server.extension import check_options, load_extensions
-from minisgl.server.metrics import Metrics
+from minisgl.server.request_record import Metrics
 from minisgl.server.worker_pool import Worker, WorkerPool
 from minisgl.server.worker_process import SIGNALS
 
@@ -41,8 +39,6 @@ UNHEALTHY_GRACE_SECONDS = 1.0
 """Seconds after the death of a worker in which ``/health`` answers 503, before the server exits."""
 SHUTDOWN_GRACE_SECONDS = 1.0
 """Seconds that processes and connections have to end by themselves, before they are killed or closed."""
-GC_SECONDS = 60
-"""The longest time in seconds between two full garbage collections. They take place while no request is open."""
 FLUSH_SECONDS = 5.0
 """Seconds that the last bytes of finished responses have to reach their clients after SIGTERM."""
 
@@ -101,7 +97,7 @@ class Launcher:
             status = await self._wait_until_ready()
             if status is None:
                 self._begin_serving()
-                work = (self._watch(self._config.server.watchdog), self._ping(), self._collect_garbage())
+                work = (self._watch(self._config.server.watchdog), self._ping())
                 tasks = [asyncio.create_task(each) for each in work]
                 status = await self._wait_until_end()
                 for task in tasks:
@@ -138,7 +134,7 @@ class Launcher:
         self._api = Api(self._config, self._dispatcher, self._metrics, self._extensions, defaults)
         options: dict[str, Any] = {
             "log_config": None,  # uvicorn's loggers use the handler of setup_logging
-            "access_log": False,  # minisgl.server.request_record has its own
+            "access_log": False,  # minisgl.plugins.http.access_log writes another one
             "lifespan": "off",
             "ws": "none",
             "timeout_graceful_shutdown": int(SHUTDOWN_GRACE_SECONDS),
@@ -219,15 +215,6 @@ class Launcher:
                     return
             self._dispatcher.ping([worker.role for worker in self._worker_pool.workers])
             await asyncio.sleep(PING_SECONDS)
-
-    async def _collect_garbage(self) -> None:
-        """Collect garbage every second while no request is open, and at least every `GC_SECONDS`."""
-        gc.freeze()  # what exists now lives until the end: exclude it from collections
-        gc.set_threshold(1_000, 10, 1_000_000)  # no full collections of Python's own: they take 0.2 s in a burst
-        for second in itertools.count():
-            if self._dispatcher.num_open == 0 or second % GC_SECONDS == 0:
-                gc.collect()
-            await asyncio.sleep(1.0)
 
     async def _watch(self, seconds: float) -> None:
         """Watch all heartbeats, and kill a worker whose heartbeat stops for ``seconds``. With 0, watch none."""

@@ -1,15 +1,15 @@
 """The request bodies of the HTTP API, as structs, and `parse`, which reads and checks a body.
 
 This module knows the types and ranges of the parameters, and nothing about models. A parameter that is a field of a
-struct here is supported. A known parameter that minisgl does not support is accepted only with a value that has no
-effect (`NEUTRAL`). Any other parameter is refused with an error that names it.
+struct here is supported. Any other parameter is refused with an error that names it, unless an extension removes it
+(`minisgl.plugins.http.compatible`).
 """
 
 from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -21,16 +21,6 @@ from minisgl.server.errors import ApiError
 from minisgl.utils.json_file import is_neutral
 
 S = TypeVar("S", bound=msgspec.Struct)
-MAX_FIELD = 2**16
-"""The largest size in bytes of a parameter, as JSON, that is not one of `LARGE_FIELDS`."""
-LARGE_FIELDS = frozenset({"prompt", "messages", "tokens"})
-"""The parameters that may be as large as the body."""
-MAX_FIELDS = 256
-"""The largest number of parameters of a body, those with the value null included."""
-MAX_PROMPTS = 4096
-"""The largest number of prompts of a plain completion."""
-MAX_DEPTH = 64
-"""The largest number of nested lists and objects in ``chat_template_kwargs`` and ``tool_calls``."""
 VALUES_PER_TOKEN = 4
 """The largest number of JSON values inside the fields of all messages, for each token that the server allows."""
 FIELD_ROLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -49,7 +39,7 @@ DEFAULT_MAX_TOKENS = 16
 """The default of ``max_tokens`` of a plain completion, as in the OpenAI API."""
 
 
-class StreamOptions(msgspec.Struct, kw_only=True):
+class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The parameter ``stream_options``. ``include_usage`` adds a last chunk with the usage of the whole request."""
 
     include_usage: bool = False
@@ -151,9 +141,7 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
     reasoning: str | None = None
 
     def check(self) -> None:
-        """Raise `ApiError` for a field of another role's messages, or for values that can't be sent."""
-        check_json(self.tool_calls, "messages")
-        check_json(self.content, "messages")
+        """Raise `ApiError` for a field of another role's messages."""
         for name, roles in FIELD_ROLES.items():
             if getattr(self, name) and self.role not in roles:
                 message = (
@@ -249,101 +237,52 @@ def _refuse_size(what: str, max_seq_len: int) -> None:
 
 
 _NOT_A_NUMBER = re.compile(rb"(?<=[\[:,\s])-?(?:NaN|Infinity)(?=[\],}\s])")
-_ANY = object()
-NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
-    {
-        "audio": (),
-        "best_of": (1,),
-        "echo": (False,),
-        "function_call": ("none", "auto"),
-        "functions": ([],),
-        "include_stop_str_in_output": (False,),
-        "length_penalty": (1.0, 1),
-        "metadata": (_ANY,),
-        "min_tokens": (0,),
-        "modalities": (["text"],),
-        "parallel_tool_calls": (True, False),
-        "prediction": (),
-        "prompt_cache_key": (_ANY,),
-        "reasoning_effort": (),
-        "response_format": ({"type": "text"},),
-        "safety_identifier": (_ANY,),
-        "service_tier": ("auto", "default"),
-        "spaces_between_special_tokens": (True,),
-        "store": (False,),
-        "suffix": ("",),
-        "tool_choice": ("none", "auto"),
-        "tools": ([],),
-        "truncate_prompt_tokens": (),
-        "use_beam_search": (False,),
-        "user": (_ANY,),
-        "verbosity": (),
-        "web_search_options": (),
-    }
-)
-"""Parameters that minisgl does not support: name → the accepted values, which have no effect.
-
-These are parameters of the OpenAI API and of other servers. `_ANY` accepts every value.
-"""
-NEUTRAL_OF: Mapping[type[msgspec.Struct], Mapping[str, tuple[Any, ...]]] = MappingProxyType(
-    {
-        ChatRequest: {"add_generation_prompt": (True,), "add_special_tokens": (False,)},
-        CompletionRequest: {"add_special_tokens": (True,)},
-    }
-)
-"""More of `NEUTRAL` for one kind of body: what has no effect in a chat may ask for something in a plain completion."""
-NEUTRAL_STREAM_OPTIONS = frozenset({"continuous_usage_stats", "include_obfuscation"})
-"""Known entries of ``stream_options`` that minisgl does not support. They are accepted if they are false."""
 
 
-def parse(body: bytes, kind: type[S]) -> S:
+def parse(body: bytes, kind: type[S], checks: Sequence[Callable[[type, dict[str, msgspec.Raw]], None]] = ()) -> S:
     """Return a request's body as a struct of type ``kind``. Raise `ApiError` (400) for a wrong parameter or bad JSON.
 
-    A parameter with the value null is treated as a missing parameter.
+    A parameter with the value null is treated as a missing parameter. Each of ``checks`` gets ``kind`` and the
+    parameters, not decoded yet: it may refuse them, and remove one that has no effect (`HttpExtension.check_fields`).
     """
-    fields = _decode_fields(body)
+    fields = _decode_fields(body, kind, checks)
     known = {field.name: field for field in msgspec.structs.fields(kind)}
-    for name in [name for name in fields if name not in known]:
-        _pass_if_neutral(name, fields.pop(name), {**NEUTRAL, **NEUTRAL_OF.get(kind, {})})
+    for name in fields:
+        if name not in known:
+            raise unknown_parameter(name)
     for name, field in known.items():
         if field.required and name not in fields:
             raise ApiError(400, f"The parameter {name} is missing.", name, "missing_required_parameter")
-    if isinstance(options := fields.get("stream_options"), dict):
-        for name, value in options.items():
-            if name in NEUTRAL_STREAM_OPTIONS and value not in (None, False):
-                raise _unsupported(f"stream_options.{name}")
-            if name not in NEUTRAL_STREAM_OPTIONS and name != "include_usage":
-                raise _unknown(f"stream_options.{name}")
     return _convert(fields, kind)
 
 
-def _decode_fields(body: bytes) -> dict[str, Any]:
-    """Return the parameters of a body that are not null. Raise `ApiError` for bad JSON or too large a parameter.
+def _decode_fields(
+    body: bytes, kind: type, checks: Sequence[Callable[[type, dict[str, msgspec.Raw]], None]]
+) -> dict[str, Any]:
+    """Return the parameters of a body that are not null. Raise `ApiError` for bad JSON.
 
-    The size of each parameter is checked before the parameter is decoded. A byte order mark is ignored (RFC 8259).
+    A byte order mark is ignored (RFC 8259).
     """
     body = body.removeprefix(b"\xef\xbb\xbf")
     if body.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in body[:4]:
         raise ApiError(400, "The body is not valid JSON: it must be in UTF-8, and seems to be in UTF-16 or UTF-32.")
     try:
         encoded = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        if len(encoded) > MAX_FIELDS:
-            raise ApiError(400, f"The body has more than {MAX_FIELDS} parameters.", code="invalid_value")
-        for name, raw in encoded.items():
-            _check_size(name, bytes(memoryview(raw)))
-        fields = {name: _decode_field(name, raw) for name, raw in encoded.items()}
+        for check in checks:
+            check(kind, encoded)
+        fields = {name: decode_field(name, raw) for name, raw in encoded.items()}
     except msgspec.ValidationError:
         raise ApiError(400, "The body must be a JSON object.") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if _NOT_A_NUMBER.search(body):
-            _decode_fields(_NOT_A_NUMBER.sub(b"1e999", body))  # raises an error with the parameter's name
+            _decode_fields(_NOT_A_NUMBER.sub(b"1e999", body), kind, checks)  # raises an error with the parameter's name
         raise ApiError(400, f"The body is not valid JSON: {error}") from None
     except RecursionError:
         raise ApiError(400, "The body has too many nested lists and objects.", code="invalid_value") from None
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _decode_field(name: str, raw: msgspec.Raw) -> Any:
+def decode_field(name: str, raw: msgspec.Raw) -> Any:
     """Return the value of a parameter. Raise `ApiError`, which names the parameter, if it is not valid JSON."""
     try:
         return msgspec.json.decode(raw)
@@ -355,19 +294,6 @@ def _decode_field(name: str, raw: msgspec.Raw) -> Any:
         what = r"is not valid JSON: an escape such as \ud83d, one half of a surrogate pair, is no character."
     name = shorten(name)
     raise ApiError(400, f"{name} {what}", name, "invalid_value")
-
-
-def _check_size(name: str, raw: bytes) -> None:
-    """Raise `ApiError` if a parameter, given as JSON, is too large to be decoded."""
-    if name not in LARGE_FIELDS and len(raw) > MAX_FIELD:
-        name = shorten(name)
-        raise ApiError(400, f"{name} is larger than {MAX_FIELD} bytes.", name, "invalid_value")
-    if name == "prompt" and b'"' not in raw and raw.count(b"[") > MAX_PROMPTS + 1:  # lists of token ids
-        raise _too_many_prompts()
-
-
-def _too_many_prompts() -> ApiError:
-    return ApiError(400, f"A request has at most {MAX_PROMPTS} prompts.", "prompt", "invalid_value")
 
 
 def template_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -389,30 +315,7 @@ def template_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def chat_prompt(messages: list[dict[str, Any]], add_generation_prompt: bool, kwargs: dict[str, Any]) -> ChatPrompt:
     """Return checked messages as a prompt. ``kwargs`` is ``chat_template_kwargs``. Raise `ApiError`."""
-    check_json(kwargs, "chat_template_kwargs")
     return ChatPrompt(template_messages(messages), add_generation_prompt, kwargs)
-
-
-def check_json(value: Any, param: str) -> None:
-    """Check a JSON value that has no schema. Raise `ApiError` if it can't be sent to another process.
-
-    Such a value has more than `MAX_DEPTH` nested lists and objects, or an integer of more than 64 bits.
-    """
-    level, depth = [value], 0
-    while level:
-        for item in level:
-            if isinstance(item, int) and not -(2**63) <= item < 2**64:
-                raise ApiError(400, f"{param} has an integer of more than 64 bits.", param, "invalid_value")
-        level = [
-            child
-            for item in level
-            if isinstance(item, dict | list)
-            for child in (item.values() if isinstance(item, dict) else item)
-        ]
-        depth += 1
-        if depth > MAX_DEPTH + 1:
-            message = f"{param} has more than {MAX_DEPTH} nested lists and objects."
-            raise ApiError(400, message, param, "invalid_value")
 
 
 def tokens_prompt(tokens: list[int], param: str) -> TokensPrompt:
@@ -429,21 +332,9 @@ def tokens_prompt(tokens: list[int], param: str) -> TokensPrompt:
     raise ApiError(400, f"Token id {bad} is not in the vocabulary.", param, "invalid_value")
 
 
-def _pass_if_neutral(name: str, value: Any, accepted: Mapping[str, tuple[Any, ...]]) -> None:
-    if name not in accepted:
-        raise _unknown(name)
-    if not any(neutral is _ANY or (neutral == value and type(neutral) is type(value)) for neutral in accepted[name]):
-        raise _unsupported(name)
-
-
-def _unknown(name: str) -> ApiError:
+def unknown_parameter(name: str) -> ApiError:
     name = shorten(name)
     return ApiError(400, f"Unrecognized request argument supplied: {name}", name, "unknown_parameter")
-
-
-def _unsupported(name: str) -> ApiError:
-    name = shorten(name)
-    return ApiError(400, f"{name} is not supported by this server.", name, "unsupported_parameter")
 
 
 def _convert(fields: dict[str, Any], kind: type[S], prefix: str = "") -> S:
@@ -471,8 +362,6 @@ def _to_prompts(prompt: Any) -> list[Prompt]:
     if isinstance(prompt, list) and prompt:
         if all(type(item) is int for item in prompt):
             return [tokens_prompt(prompt, "prompt")]
-        if len(prompt) > MAX_PROMPTS:
-            raise _too_many_prompts()
         if all(isinstance(item, str) for item in prompt):
             return [TextPrompt(item) for item in prompt]
         if all(isinstance(item, list) and all(type(token) is int for token in item) for item in prompt):

@@ -54,7 +54,7 @@ class Server:
     ):
         self.folder = Path(tempfile.mkdtemp(prefix="minisgl-test-"))  # the server's folder for temporary files
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in close()
-        module = "minisgl.server.attached" if attached else "minisgl"
+        module = "minisgl.cluster.attached" if attached else "minisgl"
         command = [*(python or [sys.executable]), "-m", module, "device=cpu", "server.port=0", *options]
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             # A shell starts background processes with SIGINT ignored, and the server would inherit this. Restore the

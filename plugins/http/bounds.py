@@ -1,24 +1,35 @@
-"""Bounds of the work of one HTTP request: the number of its choices, and of the parts of its chat.
+"""Bounds of the work of one HTTP request: the sizes of its parameters, the number of its choices and of its parts.
 
-The tokenizers check the size of a chat again (`minisgl.server.protocol`), because they can't know whether its
-messages were checked. Here the check saves the API server the work on each message.
+Each size is checked before any work on the value. The tokenizers check the size of a chat again, because they can't
+know whether its messages were checked. Here the check saves the API server the work on each message.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from minisgl import hookimpl
 from minisgl.config import Config, ServerConfig
-from minisgl.core import InvalidRequestError, SamplingParams
+from minisgl.core import InvalidRequestError, SamplingParams, shorten
 from minisgl.message import Prompt
 from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension
 from minisgl.server.protocol import check_chat_size
 from minisgl.server.request_record import RequestRecord
 
+MAX_FIELD = 2**16
+"""The largest size in bytes of a parameter, as JSON, that is not one of `LARGE_FIELDS`."""
+LARGE_FIELDS = frozenset({"prompt", "messages", "tokens"})
+"""The parameters that may be as large as the body."""
+MAX_FIELDS = 256
+"""The largest number of parameters of a body, those with the value null included."""
+MAX_PROMPTS = 4096
+"""The largest number of prompts of a plain completion."""
+MAX_DEPTH = 64
+"""The largest number of nested lists and objects in ``chat_template_kwargs`` and ``tool_calls``."""
 MAX_N = 128
 """The largest ``n``."""
 
@@ -47,16 +58,65 @@ class Bounds(HttpExtension):
                 "invalid_value",
             )
 
+    def check_fields(self, kind: type, fields: dict[str, msgspec.Raw]) -> None:
+        if len(fields) > MAX_FIELDS:
+            raise ApiError(400, f"The body has more than {MAX_FIELDS} parameters.", code="invalid_value")
+        for name, raw in fields.items():
+            _check_size(name, bytes(memoryview(raw)))
+
     def check_body(self, body: msgspec.Struct, max_seq_len: int) -> None:
+        prompt = getattr(body, "prompt", None)
+        if isinstance(prompt, list) and len(prompt) > MAX_PROMPTS and type(prompt[0]) is not int:
+            raise _too_many_prompts()
         messages = getattr(body, "messages", None)
         if messages is None:
             return
+        variables = getattr(body, "chat_template_kwargs", {})
         try:
-            check_chat_size(messages, getattr(body, "chat_template_kwargs", {}), max_seq_len)
+            check_chat_size(messages, variables, max_seq_len)
         except InvalidRequestError as error:
             raise ApiError.from_invalid(error) from None
+        check_json(variables, "chat_template_kwargs")
+        for message in messages:
+            check_json(message.get("tool_calls"), "messages")
+            check_json(message.get("content"), "messages")
 
 
 def default_choices(max_open: int) -> int:
     """Return the default of ``server.max_choices``: a quarter of the open requests, but not less than the largest n."""
     return min(max_open, max(MAX_N, max_open // 4))
+
+
+def _check_size(name: str, raw: bytes) -> None:
+    """Raise `ApiError` if a parameter, given as JSON, is too large to be decoded."""
+    if name not in LARGE_FIELDS and len(raw) > MAX_FIELD:
+        name = shorten(name)
+        raise ApiError(400, f"{name} is larger than {MAX_FIELD} bytes.", name, "invalid_value")
+    if name == "prompt" and b'"' not in raw and raw.count(b"[") > MAX_PROMPTS + 1:  # lists of token ids
+        raise _too_many_prompts()
+
+
+def _too_many_prompts() -> ApiError:
+    return ApiError(400, f"A request has at most {MAX_PROMPTS} prompts.", "prompt", "invalid_value")
+
+
+def check_json(value: Any, param: str) -> None:
+    """Check a JSON value that has no schema. Raise `ApiError` if it can't be sent to another process.
+
+    Such a value has more than `MAX_DEPTH` nested lists and objects, or an integer of more than 64 bits.
+    """
+    level, depth = [value], 0
+    while level:
+        for item in level:
+            if isinstance(item, int) and not -(2**63) <= item < 2**64:
+                raise ApiError(400, f"{param} has an integer of more than 64 bits.", param, "invalid_value")
+        level = [
+            child
+            for item in level
+            if isinstance(item, dict | list)
+            for child in (item.values() if isinstance(item, dict) else item)
+        ]
+        depth += 1
+        if depth > MAX_DEPTH + 1:
+            message = f"{param} has more than {MAX_DEPTH} nested lists and objects."
+            raise ApiError(400, message, param, "invalid_value")

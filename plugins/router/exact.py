@@ -83,13 +83,12 @@ class ExactRouter:
         return [f"kv_events.endpoint={base}", f"kv_events.replay_endpoint={base}-replay"]
 
     async def start(self) -> str:
-        from minisgl.cluster.http_server import HttpServer
-        from minisgl.server.request_record import RequestMiddleware, log_request
+        from minisgl.cluster.http_server import HttpServer, observed
         from minisgl.server.serve import listen
 
         server = self._cluster.server
         listener = listen(server.host, server.port)
-        self._http = HttpServer(RequestMiddleware(self._proxy, server.root_path, (log_request,)), listener, server)
+        self._http = HttpServer(observed(self._proxy, server), listener, server)
         await self._http.start()
         self.status_url = self._http.url
         return self._http.url
@@ -97,13 +96,13 @@ class ExactRouter:
     async def add(self, index: int, url: str) -> None:
         from minisgl.cluster.kv_subscriber import KVSubscriber
         from minisgl.cluster.router import address_of
-        from minisgl.server.app import BODY_BYTES_PER_TOKEN, MIN_BODY
+        from minisgl.server.app import default_max_body
 
         info = await self._server_info(url)
         length = info["context_length"]
         self._reader.begin(info["page_size"], length)
         if self._cluster.server.max_body is None:
-            self._proxy.max_body = max(MIN_BODY, BODY_BYTES_PER_TOKEN * length)
+            self._proxy.max_body = default_max_body(length)
         replica = self._proxy.connect(index, *address_of(url), info["page_size"])
         self._subscribers[index] = KVSubscriber(*self._endpoints[index], replica.apply)
 

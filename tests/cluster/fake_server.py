@@ -1,6 +1,6 @@
 """A server that computes nothing, for the tests of routers: it starts in a moment. It takes any options.
 
-It behaves as ``python -m minisgl.server.attached`` does: it prints its URL, ends when standard input is closed, and
+It behaves as ``python -m minisgl.cluster.attached`` does: it prints its URL, ends when standard input is closed, and
 finishes open requests after SIGTERM. It answers a prompt with its own process id, once for each of ``max_tokens``, and
 waits ``delay`` seconds before each. The file of the option ``test.script``, or the environment variable
 ``FAKE_SCRIPT``, changes its behaviour: see `main`.

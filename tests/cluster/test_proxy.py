@@ -102,7 +102,7 @@ class Cluster:
             servers.append(server)
             self.proxy.connect(index, *server.sockets[0].getsockname(), 16)
         options = ServerConfig(max_connections=100)
-        http = HttpServer(RequestMiddleware(self.proxy, "", (self.records.append,)), listen("127.0.0.1", 0), options)
+        http = HttpServer(RequestMiddleware(self.proxy, (self.records.append,)), listen("127.0.0.1", 0), options)
         await http.start()
         try:
             async with httpx.AsyncClient(base_url=http.url, timeout=30) as self.client:
@@ -245,7 +245,7 @@ def test_a_request_that_is_cancelled(proxied: Callable[..., None], until: Until)
         async def receive() -> Any:
             return next(messages, None) or await asyncio.Future()
 
-        app = RequestMiddleware(cluster.proxy, "", (cluster.records.append,))
+        app = RequestMiddleware(cluster.proxy, (cluster.records.append,))
         request = asyncio.create_task(app(scope, receive, receive))
         await until(lambda: upstream.requests)
         request.cancel()

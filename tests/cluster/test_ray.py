@@ -285,7 +285,7 @@ class App:
     def servers(self) -> dict[int, str]:
         """Return the ready servers: process id of the main process → URL."""
         found = {}
-        for process in marked("minisgl.server.attached"):
+        for process in marked("minisgl.cluster.attached"):
             try:
                 if process.parent() is None or "ServeReplica" not in " ".join(process.parent().cmdline()):
                     continue
@@ -312,7 +312,7 @@ class App:
         assert self._serve is not None
         self._serve.send_signal(signal.SIGINT)
         self._serve.wait(SECONDS)
-        until(lambda: not marked("minisgl.server") and not self.actors())
+        until(lambda: not marked("minisgl.cluster.attached") and not self.actors())
 
     def kill(self) -> None:
         for _ in range(50):
@@ -500,7 +500,7 @@ def test_a_replica_that_is_removed_finishes_its_streams(app: App) -> None:
             ]  # as many as one replica should have
             await wait_for(lambda: len(app.actors()) == 1)
             assert [reason for _, reason in await asyncio.gather(*last)] == ["length"] * 2
-            await wait_for(lambda: len(marked("minisgl.server.attached")) == 1)
+            await wait_for(lambda: len(marked("minisgl.cluster.attached")) == 1)
             assert (await ask(client))[1]
 
     asyncio.run(body())
@@ -521,4 +521,4 @@ def test_a_dead_server_is_replaced(app: App) -> None:
 def test_the_end_leaves_nothing(app: App) -> None:
     """`serve run` ends at Ctrl-C, with all servers."""
     app.stop()
-    assert marked("minisgl.server") == []
+    assert marked("minisgl.cluster.attached") == []

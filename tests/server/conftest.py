@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import httpx
+import msgspec
 import openai
 import pytest
 import zmq
@@ -16,13 +17,22 @@ import zmq
 from minisgl.config import Config, ServerConfig
 from minisgl.core import EngineSpec, Finished
 from minisgl.message import Abort, Accepted, Addresses, Delta, GetStats, Pull, Push, Replies, Stats, Submit
+from minisgl.server import protocol
 from minisgl.server.app import Api, create_app
 from minisgl.server.dispatch import Dispatcher
 from minisgl.server.extension import HttpExtension, load_extensions
-from minisgl.server.metrics import Metrics
-from minisgl.server.request_record import RequestRecord
+from minisgl.server.request_record import Metrics, RequestRecord
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.serving import Server
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+CHECKS = [extension.check_fields for extension in load_extensions(Config(), names=["bounds", "compatible"])]
+"""The checks of parameters that a server makes."""
+
+
+def parse(body: bytes, kind: type[Body]) -> Body:
+    """Parse a body as a server with its extensions does."""
+    return protocol.parse(body, kind, CHECKS)
 
 
 def client_of(server: Server, key: str = "none") -> openai.OpenAI:

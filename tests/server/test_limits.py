@@ -16,20 +16,15 @@ import pytest
 from starlette.requests import Request
 
 from minisgl.config import ServerConfig
-from minisgl.plugins.http.bounds import Bounds
+from minisgl.plugins.http.bounds import MAX_FIELD, MAX_PROMPTS, Bounds
 from minisgl.plugins.http.tokenize import DetokenizeBody, TokenizeBody, TokenizeRoutes
 from minisgl.server import protocol
 from minisgl.server.app import MIN_BODY, SMALL_BODY, default_max_body, parse_body, read_body
 from minisgl.server.errors import ApiError
-from minisgl.server.protocol import (
-    MAX_FIELD,
-    MAX_PROMPTS,
-    ChatRequest,
-    CompletionRequest,
-    parse,
-)
+from minisgl.server.protocol import ChatRequest, CompletionRequest
 from minisgl.testing.serving import Server
 
+from .conftest import parse
 from .test_errors import CHAT, PLAIN, USER, assert_serves, error_of
 
 pytestmark = pytest.mark.xdist_group("test_limits")  # one process: the server starts once
@@ -66,7 +61,7 @@ def test_number_of_prompts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "TextPrompt", None)
     for prompts in ([[]], [[1]], ["x"], [[["x"]]]):
         with pytest.raises(ApiError, match="at most 4096 prompts") as error:
-            parse(json.dumps({"prompt": prompts * (MAX_PROMPTS + 1)}).encode(), CompletionRequest).to_prompts()
+            check_work(parse(json.dumps({"prompt": prompts * (MAX_PROMPTS + 1)}).encode(), CompletionRequest), 2048)
         assert (error.value.status, error.value.param) == (400, "prompt")
 
 

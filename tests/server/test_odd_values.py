@@ -10,7 +10,7 @@ import pytest
 
 from minisgl.core import SamplingParams
 from minisgl.message import ChatPrompt, TextPrompt
-from minisgl.server.protocol import MAX_DEPTH
+from minisgl.plugins.http.bounds import MAX_DEPTH
 from minisgl.testing.serving import Server
 
 from .test_dispatch import FakeServer, with_fake_server

@@ -191,7 +191,7 @@ def test_error_after_the_response_began(caplog: pytest.LogCaptureFixture) -> Non
 
     ended: list[RequestRecord] = []
     scope = {"type": "http", "method": "GET", "path": "/x", "headers": [], "client": None}
-    asyncio.run(RequestMiddleware(app, "", [ended.append])(scope, None, send))  # type: ignore[arg-type]
+    asyncio.run(RequestMiddleware(app, [ended.append])(scope, None, send))  # type: ignore[arg-type]
     assert [message["type"] for message in sent] == ["http.response.start"]
     assert (ended[0].status, ended[0].error) == (200, "RuntimeError")
     assert "late" in caplog.text

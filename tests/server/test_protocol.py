@@ -12,15 +12,12 @@ import pytest
 
 from minisgl.core import SamplingParams
 from minisgl.message import TextPrompt, TokensPrompt, pack_ids
+from minisgl.plugins.http.compatible import NEUTRAL
 from minisgl.plugins.http.tokenize import DetokenizeBody, TokenizeBody
 from minisgl.server.errors import ApiError
-from minisgl.server.protocol import (
-    FIELD_ROLES,
-    NEUTRAL,
-    ChatRequest,
-    CompletionRequest,
-    parse,
-)
+from minisgl.server.protocol import FIELD_ROLES, ChatRequest, CompletionRequest
+
+from .conftest import parse
 
 MANUAL = Path(__file__).parents[2] / "docs" / "reference" / "http-api.md"
 
