@@ -11,7 +11,6 @@ import asyncio
 import hmac
 import re
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -155,7 +154,7 @@ class Api:
         except TimeoutError:
             raise ApiError(504, _too_long(timeout)) from None
 
-    def _find_room(self, client: str, count: int, missing: int, num_open: Counter[Stream]) -> Sequence[Stream]:
+    def _find_room(self, client: str, count: int, missing: int, num_open: Mapping[Stream, int]) -> Sequence[Stream]:
         made = (extension.make_room(client, count, missing, num_open) for extension in self.extensions)
         return next((streams for streams in made if streams), ())
 

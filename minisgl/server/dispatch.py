@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import zmq
@@ -23,7 +22,6 @@ from minisgl.message import (
     Addresses,
     Delta,
     DetokenizeReply,
-    DetokenizeRequest,
     GetStats,
     Limits,
     Message,
@@ -37,7 +35,6 @@ from minisgl.message import (
     Stop,
     Submit,
     TokenizeReply,
-    TokenizeRequest,
     TokensPrompt,
     num_ids,
 )
@@ -119,7 +116,7 @@ class Stream:
             self._waiter.set_result(None)
 
 
-MakeRoom = Callable[[str, int, int, Counter[Stream]], Sequence[Stream]]
+MakeRoom = Callable[[str, int, int, Mapping[Stream, int]], Sequence[Stream]]
 
 
 class Dispatcher:
@@ -142,6 +139,7 @@ class Dispatcher:
         self._uids = itertools.count(1)
         self._next_tokenizer = itertools.cycle(range(len(self._tokenizers)))
         self._requests: dict[int, tuple[Stream, int]] = {}  # uid of an open request -> its stream and index
+        self._num_open: dict[Stream, int] = {}  # the open requests of each stream that has any, the oldest stream first
         self._queries: dict[int, asyncio.Future[Any]] = {}  # uid of a query without a reply -> its reply
         self._max_open = max_open
         self.make_room: MakeRoom = lambda client, count, missing, num_open: ()
@@ -214,6 +212,7 @@ class Dispatcher:
         tokenizer = next(self._next_tokenizer)
         stream = Stream(uids, tokenizer, client)
         self._requests.update((uid, (stream, index)) for index, uid in enumerate(uids))
+        self._num_open[stream] = len(uids)
         self._idle.clear()
         try:
             for message in messages:
@@ -245,7 +244,7 @@ class Dispatcher:
         missing = self.num_open + count - self._max_open
         if missing <= 0:
             return
-        ended = self.make_room(client, count, missing, Counter(stream for stream, _ in self._requests.values()))
+        ended = self.make_room(client, count, missing, self._num_open)
         if not ended:
             raise self._overloaded()
         for stream in ended:
@@ -258,6 +257,7 @@ class Dispatcher:
         """
         open_uids = [uid for uid in stream.uids if self._requests.pop(uid, None) is not None]
         if open_uids:
+            del self._num_open[stream]
             self._check_idle()
             self._tokenizers[stream.tokenizer].send(Abort(open_uids))
 
@@ -306,19 +306,9 @@ class Dispatcher:
 
     # ---- queries ---------------------------------------------------------------------------------------
 
-    async def tokenize(self, prompt: Prompt, return_token_strs: bool) -> TokenizeReply:
-        """Ask a tokenizer for a prompt's token ids. Raise `ApiError` (503) if the server is not running."""
-        to = self._tokenizers[next(self._next_tokenizer)]
-        return await self._query(to, lambda uid: TokenizeRequest(uid, prompt, return_token_strs), TokenizeReply)
-
-    async def detokenize(self, ids: bytes) -> DetokenizeReply:
-        """Ask a tokenizer for the text of token ids, packed by `pack_ids`.
-
-        Raise `ApiError` (503) if the server is not running.
-        """
-        return await self._query(
-            self._tokenizers[next(self._next_tokenizer)], lambda uid: DetokenizeRequest(uid, ids), DetokenizeReply
-        )
+    async def ask_tokenizer(self, query: Callable[[int], Message], kind: type[R]) -> R:
+        """Send ``query(uid)`` to a tokenizer, and return its reply of type ``kind``. Raise `ApiError` (503)."""
+        return await self._query(self._tokenizers[next(self._next_tokenizer)], query, kind)
 
     async def stats(self) -> Stats:
         """Ask the scheduler for its counts, which it reads between two steps. Raise `ApiError` (503)."""
@@ -374,6 +364,9 @@ class Dispatcher:
         stream, index = request
         if delta.finish is not None:
             del self._requests[delta.uid]
+            self._num_open[stream] -= 1
+            if not self._num_open[stream]:
+                del self._num_open[stream]
             self._check_idle()
         stream.put(index, delta)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -87,7 +86,7 @@ class HttpExtension:
     def admit(self, prompts: Sequence[Prompt], params: SamplingParams, record: RequestRecord) -> None:
         """Check a generation before anything is sent to another process. Raise `ApiError` to refuse it."""
 
-    def make_room(self, client: str, count: int, missing: int, num_open: Counter[Stream]) -> Sequence[Stream]:
+    def make_room(self, client: str, count: int, missing: int, num_open: Mapping[Stream, int]) -> Sequence[Stream]:
         """Return streams to end because the server has ``missing`` too few places for ``count`` requests of ``client``.
 
         ``num_open`` has the number of open requests of each stream, the oldest stream first. Return nothing to let the

@@ -8,8 +8,7 @@ choices for a smaller one. So neither one HTTP request nor one client keeps all 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from minisgl import hookimpl
 from minisgl.config import Config
@@ -28,23 +27,24 @@ class Shares(HttpExtension):
     def __init__(self, max_open: int):
         self._max_open = max_open
 
-    def make_room(self, client: str, count: int, missing: int, num_open: Counter[Stream]) -> Sequence[Stream]:
-        by_client: Counter[str] = Counter()
-        for stream, number in num_open.items():
-            by_client[stream.client] += number
+    def make_room(self, client: str, count: int, missing: int, num_open: Mapping[Stream, int]) -> Sequence[Stream]:
+        by_client: dict[str, int] = {}
+        for stream, number in num_open.items():  # some thousands: a Counter would be slower
+            by_client[stream.client] = by_client.get(stream.client, 0) + number
         own = by_client.pop(client, 0)
         most, name = max(((number, name) for name, number in by_client.items()), default=(0, ""))
         if most - missing > own + count:
             return _largest(name, missing, num_open)
-        streams = [stream for stream in num_open if stream.client == client]
-        if own == len(streams):  # none, or one request each
+        streams = [stream for stream, number in num_open.items() if number > 1 and stream.client == client]
+        if not streams:
             return []
         largest = max(streams, key=lambda stream: num_open[stream])
-        share = self._max_open // (len(streams) + 1)
+        num_streams = len(streams) + own - sum(num_open[stream] for stream in streams)  # the others have one each
+        share = self._max_open // (num_streams + 1)
         return [largest] if num_open[largest] > share and num_open[largest] - missing > count else []
 
 
-def _largest(client: str, missing: int, num_open: Counter[Stream]) -> list[Stream]:
+def _largest(client: str, missing: int, num_open: Mapping[Stream, int]) -> list[Stream]:
     """Return a client's streams with the most open requests, the youngest first, until they have ``missing``."""
     ended = []
     youngest_first = [stream for stream in num_open if stream.client == client][::-1]

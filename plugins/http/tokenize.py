@@ -10,7 +10,15 @@ from fastapi import APIRouter, Request, Response
 from minisgl import hookimpl
 from minisgl.config import Config
 from minisgl.core import InvalidRequestError
-from minisgl.message import Prompt, TextPrompt, unpack_ids
+from minisgl.message import (
+    DetokenizeReply,
+    DetokenizeRequest,
+    Prompt,
+    TextPrompt,
+    TokenizeReply,
+    TokenizeRequest,
+    unpack_ids,
+)
 from minisgl.server.app import Api
 from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension
@@ -70,7 +78,11 @@ class TokenizeRoutes(HttpExtension):
         async def tokenize(request: Request) -> Response:
             body, prompt = await api.read(request, TokenizeBody, TokenizeBody.to_prompt)
             api.check_model(body.model)
-            reply = await api.query(dispatcher.tokenize(prompt, body.return_token_strs))
+            reply = await api.query(
+                dispatcher.ask_tokenizer(
+                    lambda uid: TokenizeRequest(uid, prompt, body.return_token_strs), TokenizeReply
+                )
+            )
             if reply.error is not None:
                 raise ApiError.from_finished(reply.error)
             tokens = unpack_ids(reply.ids).tolist()
@@ -81,7 +93,9 @@ class TokenizeRoutes(HttpExtension):
         async def detokenize(request: Request) -> Response:
             body, prompt = await api.read(request, DetokenizeBody, lambda body: tokens_prompt(body.tokens, "tokens"))
             api.check_model(body.model)
-            reply = await api.query(dispatcher.detokenize(prompt.ids))
+            reply = await api.query(
+                dispatcher.ask_tokenizer(lambda uid: DetokenizeRequest(uid, prompt.ids), DetokenizeReply)
+            )
             if reply.error is not None:
                 raise ApiError.from_finished(reply.error)
             return Json({"prompt": reply.text})

@@ -23,6 +23,8 @@ from minisgl.message import (
     Stop,
     Submit,
     TextPrompt,
+    TokenizeReply,
+    TokenizeRequest,
     TokensPrompt,
 )
 from minisgl.scheduler.check_request import check_request
@@ -139,7 +141,9 @@ def test_promise_1_fail_ends_all_requests_and_queries() -> None:
         ]
         queries = [
             asyncio.create_task(server.dispatcher.stats()),
-            asyncio.create_task(server.dispatcher.tokenize(PROMPT, False)),
+            asyncio.create_task(
+                server.dispatcher.ask_tokenizer(lambda uid: TokenizeRequest(uid, PROMPT, False), TokenizeReply)
+            ),
         ]
         await asyncio.sleep(0)
         server.reply(end(streams[0].uids[1]))
