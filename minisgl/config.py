@@ -36,6 +36,11 @@ OPTION_PLUGINS = MappingProxyType(
     }
 )
 """Option → the built-in plugin, a kind and a name, that is loaded if the option's value is not the default."""
+PLAIN = MappingProxyType({"attention": "torch", "cache": "naive", "scheduler": "prefill_first"})
+"""Group → the part that the engine uses if the group's default part does not exist.
+
+In the other groups the engine then does without a part: no graphs, no drafts, ranks connected by `torch.distributed`.
+"""
 LOAD_FORMATS = ("auto", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZE = ("auto", "fp8")

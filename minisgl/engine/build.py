@@ -59,7 +59,7 @@ def build_engine(
         engine = TorchEngine(
             config, manager, rank=rank, size=size, address=address, local_rank=local_rank, local_size=local_size
         )
-        drafting = manager.name_of("speculation", config.speculation) != "none"
+        drafting = manager.name_of("speculation", config.speculation) not in ("none", "null")
         engine.warm_up(config.max_prefill_tokens, drafting=drafting, rounds=config.verification_rounds)
         return engine
 

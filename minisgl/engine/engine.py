@@ -21,6 +21,8 @@ import torch
 from minisgl.attention import AttentionBackend
 from minisgl.config import Config
 from minisgl.core import EngineDeadError, EngineSpec, Step, StepResult, TokenMasks
+from minisgl.distributed import Communicator
+from minisgl.distributed.group import GroupCommunicator
 from minisgl.engine import setup
 from minisgl.engine.graph import GraphRunner
 from minisgl.engine.inputs import InputBuilder
@@ -78,20 +80,21 @@ class TorchEngine:
         self._closed = False
 
         self.attention: AttentionBackend = setup.build_attention(config, manager, self.device, self.dtype)
-        self.comm = manager.build(
-            "communicator",
-            config.communicator,
-            rank=rank,
-            size=size,
-            local_size=local_size,
-            address=address,
-            device=self.device,
+        ranks: dict[str, Any] = {"rank": rank, "size": size, "address": address, "device": self.device}
+        self.comm: Communicator = (
+            GroupCommunicator(300.0, **ranks)
+            if config.communicator is None
+            else manager.build("communicator", config.communicator, local_size=local_size, **ranks)
         )
         moe = setup.build_moe(config, manager, model_config, self.device)
-        self.graph: GraphRunner = manager.build("graph", config.graph, device=self.device)
+        self.graph: GraphRunner | None = None
+        if config.graph is not None:
+            self.graph = manager.build("graph", config.graph, device=self.device)
         fp8 = setup.build_fp8(config, manager, model_config, self.device)
         max_step_tokens = setup.max_step_tokens(config, max_seq_len)
-        attention = self.graph.wrap_attention(self.attention, max_step_tokens)
+        attention = self.attention
+        if self.graph is not None:
+            attention = self.graph.wrap_attention(attention, max_step_tokens)
         self.ctx = Context(self.comm, attention, moe, self.device, self.dtype, fp8)
         started = time.monotonic()
         log.info("loading weights of %s (%s, %s) from %s", model_config.architecture, self.dtype, self.device, path)
@@ -106,7 +109,7 @@ class TorchEngine:
         self.model_runner = ModelRunner(
             self.model, self.attention, self.ctx, self.spec, max_step_tokens=max_step_tokens, rank=rank, size=size
         )
-        self.runner: StepRunner = self.graph.wrap(self.model_runner)
+        self.runner: StepRunner = self.model_runner if self.graph is None else self.graph.wrap(self.model_runner)
         for wrap in wrappers:
             self.runner = wrap(self.runner, self.model_runner)
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None

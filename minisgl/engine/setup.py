@@ -148,10 +148,12 @@ def build_fp8(config: Config, manager: PluginManager, model: ModelConfig, device
 def build_moe(config: Config, manager: PluginManager, model: ModelConfig, device: torch.device) -> MoeBackend | None:
     """Build the MoE backend. None: the model has no experts. Logs a warning if ``moe`` selects a backend for it."""
     if model.num_experts:
+        if config.moe is None:
+            raise ConfigError(f"{config.model} has experts, and there is no plugin of the group moe to compute them.")
         backend: MoeBackend = manager.build("moe", config.moe, device=device)
         return backend
     name = manager.name_of("moe", config.moe)
-    if name != "auto":
+    if name not in ("auto", "null"):
         log.warning("moe=%s is not used: %s has no experts", name, config.model)
     return None
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from minisgl.config import GROUPS, ROUTER_GROUPS, Config, ConfigError
+from minisgl.config import GROUPS, PLAIN, ROUTER_GROUPS, Config, ConfigError
 from minisgl.options.completion import SCRIPTS, completions
 from minisgl.options.describe import (
     PRESETS,
@@ -92,6 +92,9 @@ def compose(manager: PluginManager, overrides: Sequence[str] = (), kind: type[Co
     except (TypeError, ValueError) as error:  # a __post_init__ that checks its values
         raise ConfigError(f"{error}") from error
     assert isinstance(config, kind)
+    for group, name in PLAIN.items():
+        if getattr(config, group) is None:
+            setattr(config, group, manager.make(group, name))
     config.plugins = list(manager.user_plugins)
     config.check()
     return config
