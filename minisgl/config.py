@@ -21,6 +21,8 @@ GROUPS = (
     "graph",
     "communicator",
     "speculation",
+    "kernels",
+    "quantization",
     "fp8_gemm",
     "routing",
     "router",
@@ -234,6 +236,8 @@ class Config:
     graph: Any = None
     communicator: Any = None
     speculation: Any = None
+    kernels: Any = None
+    quantization: Any = None  # None: the part that the checkpoint or ``quantize`` names, with its default options
     fp8_gemm: Any = None
     routing: Any = None  # None, except in a cluster's options
     router: Any = None

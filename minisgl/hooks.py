@@ -83,8 +83,19 @@ PARTS: Mapping[str, PartSpec] = MappingProxyType(
         "cache": PartSpec("`minisgl.kvcache.PrefixCache`, empty", _RANK_0, {"page_size": "tokens of a KV page"}),
         "scheduler": PartSpec("`minisgl.scheduler.SchedulerPolicy`", _RANK_0),
         "moe": PartSpec("`minisgl.moe.MoeBackend`", f"{_EACH_RANK}; only for models that have experts", _DEVICE),
+        "kernels": PartSpec("`minisgl.models.converter.Kernels`", _EACH_RANK, _DEVICE),
+        "quantization": PartSpec(
+            "`minisgl.models.converter.Quantization`",
+            f"{_EACH_RANK}; only if config.json has a ``quantization_config``, or with the option ``quantize``. The "
+            "class attribute ``methods`` of the dataclass lists the values of ``quant_method`` that the part reads",
+            {
+                **_DEVICE,
+                "dtype": "the dtype of activations and of weights that are not quantised, a `torch.dtype`",
+                "build_part": "``build_part(group)`` builds the part of another group that the options select",
+            },
+        ),
         "fp8_gemm": PartSpec(
-            "`minisgl.quantization.Fp8Gemm`",
+            "`minisgl.plugins.kernels.ops.fp8_gemm.Fp8Gemm`",
             f"{_EACH_RANK}; only if the checkpoint is in FP8, or with the option ``quantize=fp8``",
             _DEVICE,
         ),

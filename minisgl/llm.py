@@ -27,7 +27,6 @@ from minisgl.models.generation_config import default_sampling_params, log_defaul
 from minisgl.models.resolve import resolve_model, warn_of_same_name
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
-from minisgl.plugins.kernels.ops.compilations import Compilations
 from minisgl.scheduler.build import build_scheduler
 from minisgl.tokenizer.detokenizer import Detokenizer
 from minisgl.tokenizer.tokenizer import build_tokenizer
@@ -145,7 +144,6 @@ class LLM:
                 "programs use the CPU too, this LLM can be several times slower. Import minisgl before torch, or set "
                 "OMP_WAIT_POLICY=PASSIVE in the environment of Python."
             )
-        self.compilations = Compilations()
 
     def __enter__(self) -> LLM:
         return self

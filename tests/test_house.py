@@ -21,7 +21,7 @@ LAYERS = (
     {"plugin_manager"},
     {"options"},
     {"message"},
-    {"distributed", "attention", "kvcache", "moe", "quantization"},
+    {"distributed", "attention", "kvcache", "moe"},
     {"layers"},
     {"models"},
     {"engine", "scheduler"},
@@ -46,25 +46,12 @@ ENTRIES = {
 """Modules that may import a module of a higher layer, and what they import."""
 
 KERNEL_USERS = {
+    "minisgl/bench/host.py",
     "minisgl/bench/kernels.py",
+    "minisgl/bench/speculation.py",
+    "minisgl/bench/synthetic.py",
     "minisgl/bench/tiles.py",
     "minisgl/distributed/group.py",
-    "minisgl/engine/gumbel.py",
-    "minisgl/engine/logits_processors.py",
-    "minisgl/layers/__init__.py",
-    "minisgl/layers/embedding.py",
-    "minisgl/layers/fp8.py",
-    "minisgl/layers/linear.py",
-    "minisgl/layers/mlp.py",
-    "minisgl/layers/moe.py",
-    "minisgl/layers/norm.py",
-    "minisgl/llm.py",
-    "minisgl/models/few_rows.py",
-    "minisgl/models/fused_layers.py",
-    "minisgl/models/weights.py",
-    "minisgl/quantization/__init__.py",
-    "minisgl/quantization/stored.py",
-    "minisgl/server/rank_process.py",
 }
 """To do: modules of the core that still import `minisgl.plugins.kernels`. Those of `bench` measure the kernels."""
 

@@ -208,7 +208,7 @@ def draws() -> Iterator[Case]:
         rows_of_logits = torch.arange(rows, dtype=torch.int32, device="cuda")
         args = (logits, sampling_table, rows_of_logits, rows_of_logits, hashes)
         case = Case("gumbel_argmax", f"{rows} x {VOCABULARY}", logits.nbytes)
-        case.versions["torch"] = partial(gumbel.draw_torch, *args)
+        case.versions["torch"] = partial(gumbel.draw, *args)
         case.versions["triton"] = partial(kernel.gumbel_argmax, *args, scaled=True)
         case.versions["argmax alone (torch)"] = partial(logits.argmax, dim=1)
         if library_kernel is not None:

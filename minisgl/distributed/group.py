@@ -68,13 +68,9 @@ class GroupCommunicator:
     def all_reduce_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """All-reduce, then residual and RMSNorm in a launch of their own, not fused.
-
-        `Communicator.all_reduce_norm` describes arguments and results.
-        """
-        from minisgl.plugins.kernels.ops.norm import add_rms_norm
-
-        return add_rms_norm(self.all_reduce(x), residual, weight, eps)
+        """All-reduce, add and normalise, one after another: see `Communicator.all_reduce_norm`."""
+        residual = self.all_reduce(x).add_(residual)
+        return torch.nn.functional.rms_norm(residual, weight.shape, weight, eps), residual
 
     @one_launch
     def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:

@@ -61,6 +61,7 @@ def build_engine(
         )
         drafting = manager.name_of("speculation", config.speculation) not in ("none", "null")
         engine.warm_up(config.max_prefill_tokens, drafting=drafting, rounds=config.verification_rounds)
+        engine.kernels.ready()
         return engine
 
 

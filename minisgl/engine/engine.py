@@ -32,6 +32,7 @@ from minisgl.engine.sampler import SamplePlan, state_bytes
 from minisgl.engine.transfer import Download
 from minisgl.kvcache.pool import KVPool
 from minisgl.layers.context import Context
+from minisgl.models.converter import Kernels
 from minisgl.models.generation_config import eos_ids
 
 if TYPE_CHECKING:
@@ -90,18 +91,21 @@ class TorchEngine:
         self.graph: GraphRunner | None = None
         if config.graph is not None:
             self.graph = manager.build("graph", config.graph, device=self.device)
-        fp8 = setup.build_fp8(config, manager, model_config, self.device)
+        self.kernels: Kernels = Kernels()
+        if config.kernels is not None:
+            self.kernels = manager.build("kernels", config.kernels, device=self.device)
+        quantization = setup.build_quantization(config, manager, path, model_config, self.device, self.dtype)
         max_step_tokens = setup.max_step_tokens(config, max_seq_len)
         attention = self.attention
         if self.graph is not None:
             attention = self.graph.wrap_attention(attention, max_step_tokens)
-        self.ctx = Context(self.comm, attention, moe, self.device, self.dtype, fp8)
+        self.ctx = Context(self.comm, attention, moe, self.device, self.dtype)
         started = time.monotonic()
         log.info("loading weights of %s (%s, %s) from %s", model_config.architecture, self.dtype, self.device, path)
-        self.model = setup.build_model(config, manager, path, model_config, self.ctx)
+        self.model = setup.build_model(config, manager, path, model_config, self.ctx, quantization, [self.kernels])
         log.info("loaded weights in %.1f s", time.monotonic() - started)
-        if fp8 is not None:
-            fp8.prepare(self.model, max(max_step_tokens, config.max_running_requests))
+        if quantization is not None and isinstance(self.model, torch.nn.Module):
+            quantization.prepare(self.model, max(max_step_tokens, config.max_running_requests))
 
         manager.load_for_options(config)
         wrappers = manager.hook.minisgl_wrap_runner(config=config, max_seq_len=max_seq_len, device=self.device)
@@ -109,6 +113,7 @@ class TorchEngine:
         self.model_runner = ModelRunner(
             self.model, self.attention, self.ctx, self.spec, max_step_tokens=max_step_tokens, rank=rank, size=size
         )
+        self.kernels.convert_sampler(self.model_runner.sampler)
         self.runner: StepRunner = self.model_runner if self.graph is None else self.graph.wrap(self.model_runner)
         for wrap in wrappers:
             self.runner = wrap(self.runner, self.model_runner)

@@ -77,23 +77,6 @@ def draw(
     holds the seed key in columns 0 and 1, and the bits of the float32 temperature, above 0, in column 2. If ``scaled``
     is False, the logits are not divided by the temperature. ``req_pool_indices`` int32 [rows] selects a row of
     ``table`` for each row of logits. ``positions`` and ``hashes`` are as in `gumbel`.
-
-    On a GPU a Triton kernel reads the logits once and computes the noise on the fly, without storing it. Among equal
-    maxima that kernel returns the smallest token id.
-    """
-    if logits.is_cuda:
-        from minisgl.plugins.kernels.ops.triton.sampling import gumbel_argmax
-
-        return gumbel_argmax(logits, table, req_pool_indices, positions, hashes, scaled=scaled)
-    return draw_torch(logits, table, req_pool_indices, positions, hashes, scaled=scaled)
-
-
-def draw_torch(
-    logits: Tensor, table: Tensor, req_pool_indices: Tensor, positions: Tensor, hashes: Tensor, *, scaled: bool = True
-) -> Tensor:
-    """Sample as `draw` does, with the noise of all rows and tokens in memory.
-
-    This is the CPU implementation, and the torch reference of the Triton kernel.
     """
     params, logits = table.index_select(0, req_pool_indices), logits.float()
     if scaled:
@@ -103,8 +86,4 @@ def draw_torch(
 
 def argmax(logits: Tensor) -> Tensor:
     """Return the most likely token of each row, int64 [rows]: the choice of `draw` without noise."""
-    if logits.is_cuda:
-        from minisgl.plugins.kernels.ops.triton.sampling import gumbel_argmax
-
-        return gumbel_argmax(logits)
     return logits.argmax(dim=1)

@@ -17,7 +17,7 @@ constant, so the floating-point sums of a row do not depend on the parameters of
 
 
 MASK_BYTES = 32 << 20
-"""Largest size in bytes of the masks that `mask_tokens` unpacks at a time on a CPU."""
+"""Largest size in bytes of the masks that `mask_tokens` unpacks at a time."""
 
 
 def mask_tokens(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
@@ -26,16 +26,11 @@ def mask_tokens(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
     ``rows`` int32 [masks] lists the rows of logits that have a mask. Bit t % 32 of ``bits[i, t // 32]`` is 1 if row
     ``rows[i]`` may have token t: ``bits`` is int32 [masks, ceil(vocab / 32)] (xgrammar's format).
     """
-    if logits.is_cuda:
-        from minisgl.plugins.kernels.ops.triton.sampling import mask_tokens as mask_tokens_in_triton
-
-        return mask_tokens_in_triton(logits, rows, bits)
     shifts = torch.arange(32, dtype=torch.int32, device=logits.device)
     block = max(1, MASK_BYTES // (bits.shape[1] * 32 * 4))
     for some, words in zip(rows.split(block), bits.split(block), strict=True):
         forbidden = (words[:, :, None] >> shifts & 1).flatten(1)[:, : logits.shape[1]] == 0
         logits.index_copy_(0, some.long(), logits.index_select(0, some).masked_fill_(forbidden, -torch.inf))
-    return None
 
 
 def add_bias(logits: Tensor, ids: Tensor, values: Tensor) -> Tensor:

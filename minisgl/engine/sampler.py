@@ -9,7 +9,7 @@ of the batch. SGLang builds a `SamplingBatchInfo` and vLLM a `SamplingMetadata` 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -101,6 +101,10 @@ class Sampler:
 
     def __init__(self, max_running_requests: int, vocab_size: int, device: torch.device):
         self.vocab_size, self.device = vocab_size, device
+        # Faster functions may replace these: see `minisgl.models.converter.Kernels.convert_sampler`.
+        self.draw: Callable[..., Tensor] = draw
+        self.argmax: Callable[[Tensor], Tensor] = argmax
+        self.mask_tokens: Callable[[Tensor, Tensor, Tensor], None] = logits_processors.mask_tokens
         self._upload = Uploader(device)
         self._flags = np.zeros(max_running_requests + 1, np.uint8)
         self._alternatives = np.full(max_running_requests + 1, -1, np.int32)
@@ -169,12 +173,12 @@ class Sampler:
             logits = logits.float()
         raw = _select_rows(logits, groups.get(LOGPROBS)).clone() if plan.flags & LOGPROBS else None
         if masks is not None and len(masks.positions):
-            logits_processors.mask_tokens(logits, *self._upload([masks.positions, masks.bits]))
+            self.mask_tokens(logits, *self._upload([masks.positions, masks.bits]))
         if plan.flags & BIAS:
             logits = self._add_bias(logits, inputs)
         if plan.flags & PENALTY:
             logits = self._apply_penalties(logits, inputs)
-        tokens = self._draw(logits, inputs) if plan.flags & RANDOM else argmax(logits)
+        tokens = self._draw(logits, inputs) if plan.flags & RANDOM else self.argmax(logits)
         if raw is None:
             return Sampled(tokens)
         # Log-probabilities are those of the model's own distribution, before masks, bias, penalties and temperature, as
@@ -209,10 +213,10 @@ class Sampler:
         hashes = torch.zeros(self.vocab_size, dtype=torch.int32, device=self.device)
         bits = torch.zeros(1, -(-self.vocab_size // 32), dtype=torch.int32, device=self.device)
         for x in (logits, logits.float()):
-            logits_processors.mask_tokens(x, rows[:1], bits)
-            draw(x, self._params, rows, rows, hashes)
-            tokens = argmax(x)
-        draw(x, self._params, rows, rows, hashes, scaled=False)
+            self.mask_tokens(x, rows[:1], bits)
+            self.draw(x, self._params, rows, rows, hashes)
+            tokens = self.argmax(x)
+        self.draw(x, self._params, rows, rows, hashes, scaled=False)
         return tokens
 
     # ---- state ----------------------------------------------------------------------------------
@@ -308,8 +312,8 @@ class Sampler:
             logits_processors.mask_below(logits, threshold)
         rows = groups.get(RANDOM)
         keys = (_select_rows(req_pool_indices, rows), _select_rows(positions, rows))
-        drawn = draw(_select_rows(logits, rows), self._params, *keys, self._hashes, scaled=not filtered)
-        return drawn if rows is None else argmax(logits).index_copy_(0, rows.long(), drawn)
+        drawn = self.draw(_select_rows(logits, rows), self._params, *keys, self._hashes, scaled=not filtered)
+        return drawn if rows is None else self.argmax(logits).index_copy_(0, rows.long(), drawn)
 
 
 def _select_rows(x: Tensor, rows: Tensor | None) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +19,8 @@ import torch
 from minisgl.attention import AttentionBackend
 from minisgl.config import Config, ConfigError
 from minisgl.layers.context import Context
-from minisgl.layers.fp8 import Fp8
 from minisgl.models.config import ModelConfig
+from minisgl.models.converter import ModelConverter, Quantization, load_converted
 from minisgl.models.decoder import Model
 from minisgl.models.foreign_fields import HOW_TO_ADD
 from minisgl.models.knockout import knock_out
@@ -132,17 +132,55 @@ def build_attention(
     return backend
 
 
-def build_fp8(config: Config, manager: PluginManager, model: ModelConfig, device: torch.device) -> Fp8 | None:
-    """Build the FP8 product, or return None if the linear layers are not in FP8.
+def build_quantization(
+    config: Config, manager: PluginManager, path: Path, model: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> Quantization | None:
+    """Build what reads the quantised weights of a checkpoint, or quantises weights. None: there is neither.
 
-    Raises `ConfigError` if ``quantize=fp8`` is given for a model with experts.
+    Raises `ConfigError` if no plugin reads weights of this form, or if they are to be quantised and have experts.
     """
-    stored, quantize = model.fp8 is not None and not model.fp8.dequantized, config.quantize == "fp8"
+    stored, quantize = model.raw.get("quantization_config"), config.quantize != "auto"
     if not stored and not quantize:
         return None
-    if model.num_experts:
-        raise ConfigError(f"quantize=fp8 is for dense models, but {config.model} has experts: leave quantize out.")
-    return Fp8(manager.build("fp8_gemm", config.fp8_gemm, device=device), stored, quantize)
+    if quantize and model.num_experts:
+        raise ConfigError(
+            f"quantize={config.quantize} is for dense models, but {config.model} has experts: leave quantize out."
+        )
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        options = config.quantization
+        if options is None:
+            name = _quantization_of(stored, manager) if stored else config.quantize
+            options = manager.make("quantization", name)
+        quantization: Quantization = manager.build(
+            "quantization",
+            options,
+            device=device,
+            dtype=dtype,
+            build_part=lambda group: manager.build(group, getattr(config, group), device=device),
+        )
+        quantization.read(model, quantize)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
+    return quantization
+
+
+def _quantization_of(stored: object, manager: PluginManager) -> str:
+    """Return the name of the part that reads ``stored``, the ``quantization_config`` of config.json."""
+    if not isinstance(stored, Mapping):
+        raise ConfigError(f"quantization_config must be a JSON object, got {stored!r}.")
+    manager.load_all("quantization")
+    method, parts = stored.get("quant_method"), manager.configs["quantization"]
+    for name, schema in parts.items():
+        if method in schema.methods:  # type: ignore[attr-defined]
+            return name
+    known = [repr(known) for schema in parts.values() for known in schema.methods]  # type: ignore[attr-defined]
+    supported = "no plugin reads quantised weights"
+    if known:
+        supported = f"only {known[0]} is supported{''.join(', and ' + other for other in known[1:])}"
+    raise ConfigError(
+        f"quantization_config has quant_method={method!r}, but {supported}: use the checkpoint in bfloat16."
+    )
 
 
 def build_moe(config: Config, manager: PluginManager, model: ModelConfig, device: torch.device) -> MoeBackend | None:
@@ -158,8 +196,16 @@ def build_moe(config: Config, manager: PluginManager, model: ModelConfig, device
     return None
 
 
-def build_model(config: Config, manager: PluginManager, path: Path, model: ModelConfig, ctx: Context) -> Model:
-    """Build the model and load this rank's weights.
+def build_model(
+    config: Config,
+    manager: PluginManager,
+    path: Path,
+    model: ModelConfig,
+    ctx: Context,
+    quantization: Quantization | None = None,
+    converters: Sequence[ModelConverter] = (),
+) -> Model:
+    """Build the model and load this rank's weights. ``quantization`` and the ``converters`` convert it, in this order.
 
     Raises `ConfigError` if no plugin has the architecture, or if its model class rejects the configuration.
     """
@@ -176,6 +222,8 @@ def build_model(config: Config, manager: PluginManager, path: Path, model: Model
         close = difflib.get_close_matches(name.removesuffix("ForCausalLM"), stems, n=1, cutoff=0.87)
         guess = f" Did you mean {stems[close[0]]}?" if close else ""
         raise ConfigError(f"architecture={name}: no plugin has a model class of that name.{guess} {known}")
+    if quantization is not None:
+        ctx.weights, converters = torch.device("meta"), [quantization, *converters]
     try:
         built: Model = classes[model.architecture](model, ctx)
     except ValueError as error:
@@ -183,24 +231,11 @@ def build_model(config: Config, manager: PluginManager, path: Path, model: Model
     if config.knock_out is not None:
         knock_out(built, config.knock_out)
     if config.load_format == "dummy":
-        built.load(Dummy(config.seed))
+        load_converted(built, Dummy(config.seed), converters, ctx.device)
     else:
-        with Checkpoint(path, model.fp8) as weights:
-            built.load(weights)
-        if weights.bytes_dequantized and model.fp8 is not None:
-            _report_dequantized(weights.bytes_dequantized, model.fp8.dequantized, ctx.dtype)
+        with Checkpoint(path) if quantization is None else quantization.open(path) as weights:
+            load_converted(built, weights, converters, ctx.device)
     return built
-
-
-def _report_dequantized(stored: int, reason: str, dtype: torch.dtype) -> None:
-    """Log the memory that weights need which ``stored`` bytes of e4m3 numbers were converted to."""
-    log.info(
-        "%.3f GiB of weights in FP8 were dequantised to %s on this rank (%s): they take %.3f GiB",
-        stored / 2**30,
-        str(dtype).removeprefix("torch."),
-        reason or "a layer has weights in FP8 and others",
-        stored * dtype.itemsize / 2**30,
-    )
 
 
 def max_step_tokens(config: Config, max_seq_len: int) -> int:

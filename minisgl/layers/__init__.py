@@ -6,11 +6,10 @@ from minisgl.layers.attention import AttentionLayer
 from minisgl.layers.context import Context
 from minisgl.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from minisgl.layers.linear import LinearColParallelMerged, LinearQKVMerged, LinearRowParallel
-from minisgl.layers.mlp import GatedMLP
+from minisgl.layers.mlp import GatedMLP, gelu_and_mul, silu_and_mul
 from minisgl.layers.moe import MoELayer
 from minisgl.layers.norm import RMSNorm, RMSNormFused
 from minisgl.layers.rope import RoPE, RopeConfig
-from minisgl.plugins.kernels.ops.activation import gelu_and_mul, silu_and_mul
 
 __all__ = [
     "AttentionLayer",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from minisgl.attention import LayerSpec, QKNorm
@@ -55,20 +53,15 @@ class AttentionLayer(nn.Module):
             self.k_norm = RMSNorm(head_dim, qk_norm_eps, ctx)
             self.norm = QKNorm(self.q_norm.weight, self.k_norm.weight, qk_norm_eps)
 
-    def takes_quantized(self, rows: int) -> bool:
-        """Return whether `forward` takes ``rows`` tokens as `QuantizedRows`."""
-        return self.qkv_proj.takes_quantized(rows)
-
-    def forward(self, x: Any, cos_sin: Tensor, out_cache_loc: Tensor, logits_indices: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, cos_sin: Tensor, out_cache_loc: Tensor, logits_indices: Tensor | None = None
+    ) -> Tensor:
         """Compute attention of x [tokens, hidden]; returns a partial sum [tokens, hidden].
 
         cos_sin is [tokens, head_dim] float32; out_cache_loc [tokens] is each token's KV location. With
         ``logits_indices`` [m], only these tokens' outputs are projected and returned: [m, hidden].
         """
-        qkv = self.qkv_proj(x)
-        out = None if logits_indices is not None else self._attend_quantized(qkv, cos_sin, out_cache_loc)
-        if out is None:
-            out = self.attend(qkv, cos_sin, out_cache_loc)
+        out = self.attend(self.qkv_proj(x), cos_sin, out_cache_loc)
         projected: Tensor = self.o_proj(out if logits_indices is None else out.index_select(0, logits_indices))
         return projected
 
@@ -80,13 +73,3 @@ class AttentionLayer(nn.Module):
         other arguments.
         """
         return self.ctx.attention.attend(self.spec, qkv, self.norm, cos_sin, out_cache_loc)
-
-    def _attend_quantized(self, qkv: Tensor, cos_sin: Tensor, out_cache_loc: Tensor) -> Any:
-        """Compute what `attend` does as `QuantizedRows`, if ``o_proj`` takes them and the backend makes them.
-
-        Return None if not. A subclass may compute something else in `attend`, so it has no such rows.
-        """
-        make = getattr(self.ctx.attention, "attend_quantized", None)
-        if make is None or type(self).attend is not AttentionLayer.attend or not self.o_proj.takes_quantized(len(qkv)):
-            return None
-        return make(self.spec, qkv, self.norm, cos_sin, out_cache_loc)

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from minisgl.attention import AttentionBackend
 from minisgl.distributed import Communicator
 from minisgl.kvcache.pool import KVPool
-from minisgl.layers.fp8 import Fp8
 from minisgl.moe import MoeBackend
 
 
@@ -28,5 +28,12 @@ class Context:
     moe: MoeBackend | None  # None: the model has no experts
     device: torch.device
     dtype: torch.dtype
-    fp8: Fp8 | None = None  # None: linear layers have weights of ``dtype``
     pool: KVPool | None = None
+    weights: torch.device | None = None
+    """Where `parameter` allocates, if not on ``device``: torch's meta device, which has no memory, if a converter gives
+    the layers other weights before they are loaded."""
+
+    def parameter(self, *shape: int) -> nn.Parameter:
+        """Return an uninitialised weight of ``shape``, which is not trained."""
+        weight = torch.empty(shape, dtype=self.dtype, device=self.weights or self.device)
+        return nn.Parameter(weight, requires_grad=False)

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from minisgl.layers.context import Context
 from minisgl.layers.weight_shards import WeightShard
-from minisgl.plugins.kernels.ops import huge_pages
-from minisgl.plugins.kernels.ops.linear import Packed, linear, pack
 
 
 class _VocabRows(nn.Module):
@@ -25,8 +23,11 @@ class _VocabRows(nn.Module):
         self.vocab_size, self.comm = vocab_size, ctx.comm
         rows = -(-vocab_size // ctx.comm.size)
         self.start = ctx.comm.rank * rows
-        weight = huge_pages.empty((rows, hidden_size), ctx.dtype, ctx.device).zero_()
-        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.weight = ctx.parameter(rows, hidden_size)
+
+    def after_load(self) -> None:
+        """Set the rows of the padding to zeros."""
+        self.weight[max(0, self.vocab_size - self.start) :] = 0
 
     def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
         """Yield this rank's rows without the padding: see `HasWeightShards`."""
@@ -62,19 +63,18 @@ class ParallelLMHead(_VocabRows):
             nn.Module.__init__(self)
             self.vocab_size, self.comm, self.start, self.weight = vocab_size, ctx.comm, tied.start, tied.weight
         self.tied = tied is not None
-        self.packed: Packed | None = None
 
     def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
         """Return this rank's rows to load, or nothing if the head is tied to the embedding."""
         return iter(()) if self.tied else super().weight_shards(prefix, names)
 
-    def after_load(self) -> None:
-        """Pack the loaded weight for a CPU, if that is faster: see `minisgl.plugins.kernels.ops.linear.pack`."""
-        self.packed = pack(self.weight)
+    def product(self, hidden: Tensor) -> Tensor:
+        """Return the logits [rows, rows of this rank's weight] of hidden [rows, hidden]."""
+        return F.linear(hidden, self.weight)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the logits [rows, vocab] of hidden [rows, hidden], the same on every rank."""
-        logits = linear(hidden, self.weight, packed=self.packed)
+        logits = self.product(hidden)
         if self.comm.size > 1:
             logits = self.comm.all_gather(logits, dim=-1)[:, : self.vocab_size]
         return logits

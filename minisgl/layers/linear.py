@@ -9,28 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minisgl.config import ConfigError
 from minisgl.layers.context import Context
-from minisgl.layers.fp8 import Fp8Matrix
 from minisgl.layers.weight_shards import WeightShard, split_rows
-from minisgl.plugins.kernels.ops import huge_pages
-from minisgl.plugins.kernels.ops.fp8 import QuantizedRows
-from minisgl.plugins.kernels.ops.linear import Packed, linear, pack
 
 
-def _parameter(ctx: Context, *shape: int) -> nn.Parameter:
-    return nn.Parameter(huge_pages.empty(shape, ctx.dtype, ctx.device), requires_grad=False)
-
-
-def _wide(fp8: Fp8Matrix) -> nn.Parameter:
-    """Return a weight in the dtype of activations, in place of the FP8 matrix of a layer that is not stored in FP8."""
-    shape = tuple(fp8.values.shape)
-    return nn.Parameter(huge_pages.empty(shape, fp8.dtype, fp8.values.device), requires_grad=False)
-
-
-class _Merged(nn.Module):
+class Merged(nn.Module):
     """Several column-parallel matrices with the same input, stored as one matrix.
 
     ``parts`` lists for each matrix (name, rows in the checkpoint, this rank's first row, number of this rank's rows).
@@ -39,52 +26,31 @@ class _Merged(nn.Module):
     def __init__(self, in_size: int, parts: Sequence[tuple[str, int, int, int]], bias: bool, ctx: Context):
         super().__init__()
         self.parts = tuple(parts)
-        rows = [here for *_, here in parts]
-        self.fp8 = None if ctx.fp8 is None else Fp8Matrix(rows, in_size, ctx.fp8, ctx.dtype, ctx.device)
-        self.weight = _parameter(ctx, sum(rows), in_size) if self.fp8 is None else self.fp8.values
-        self.bias = _parameter(ctx, sum(rows)) if bias else None
-        self.packed: Packed | None = None
+        rows = sum(here for *_, here in parts)
+        self.weight = ctx.parameter(rows, in_size)
+        self.bias = ctx.parameter(rows) if bias else None
+
+    def full_names(self, prefix: str) -> list[str]:
+        """Return the name of each part in the checkpoint. ``prefix`` is the name of this layer, with a dot."""
+        beside = prefix[:-1].rpartition(".")[0]
+        return [f"{beside}.{name}" if beside else name for name, *_ in self.parts]
 
     def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
-        """Yield this rank's rows of each part, under the part's name beside the merged layer.
-
-        The layer is in FP8 only if all parts are: see `Fp8.serves`.
-        """
-        beside = prefix[:-1].rpartition(".")[0]
-        full_names = [f"{beside}.{name}" if beside else name for name, *_ in self.parts]
-        if self.fp8 is not None and not self.fp8.fp8.serves([f"{full}.weight" for full in full_names], names):
-            self.weight, self.fp8 = _wide(self.fp8), None
+        """Yield this rank's rows of each part, under the part's name beside the merged layer."""
         begin = 0
-        for full, (_, total, start, here) in zip(full_names, self.parts, strict=True):
+        for full, (_, total, start, here) in zip(self.full_names(prefix), self.parts, strict=True):
             rows, shape = slice(begin, begin + here), (total, self.weight.shape[1])
-            if self.fp8 is None:
-                yield WeightShard.part(f"{full}.weight", shape, 0, start, self.weight[rows])
-            else:
-                yield from self.fp8.shards(f"{full}.weight", shape, 0, start, self.fp8.part(begin, here), names)
+            yield WeightShard.part(f"{full}.weight", shape, 0, start, self.weight[rows])
             if self.bias is not None:
                 yield WeightShard.part(f"{full}.bias", (total,), 0, start, self.bias[rows])
             begin += here
 
-    def after_load(self) -> None:
-        """Pack the loaded weight for a CPU, if that is faster: see `minisgl.plugins.kernels.ops.linear.pack`."""
-        self.packed = pack(self.weight) if self.fp8 is None else None
-
-    def takes_quantized(self, rows: int) -> bool:
-        """Return whether `forward` takes ``rows`` rows as `QuantizedRows`."""
-        return self.fp8 is not None and self.fp8.takes_quantized(rows)
-
-    def forward(self, x: Tensor | QuantizedRows) -> Tensor:
-        """Multiply x [..., in] with all parts; returns [..., sum of this rank's rows], the parts one after another.
-
-        In FP8, x must be [tokens, in], or `QuantizedRows` if `takes_quantized`.
-        """
-        if self.fp8 is not None:
-            return self.fp8(x, self.bias)  # type: ignore[no-any-return]
-        assert isinstance(x, Tensor)
-        return linear(x, self.weight, self.bias, self.packed)
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply x [..., in] with all parts; returns [..., sum of this rank's rows], the parts one after another."""
+        return F.linear(x, self.weight, self.bias)
 
 
-class LinearColParallelMerged(_Merged):
+class LinearColParallelMerged(Merged):
     """Column-parallel matrices, e.g. gate and up: this rank's rows of each matrix in ``names``, one after another."""
 
     def __init__(self, in_size: int, outs: Sequence[int], names: Sequence[str], ctx: Context, *, bias: bool = False):
@@ -94,7 +60,7 @@ class LinearColParallelMerged(_Merged):
         super().__init__(in_size, parts, bias, ctx)
 
 
-class LinearQKVMerged(_Merged):
+class LinearQKVMerged(Merged):
     """The query, key and value projections, split over the ranks by whole heads.
 
     If there are fewer KV heads than ranks, several ranks hold a copy of the same KV head (Ainslie et al., GQA, 2023).
@@ -136,42 +102,17 @@ class LinearRowParallel(nn.Module):
         super().__init__()
         self.comm, self.reduce = ctx.comm, reduce and ctx.comm.size > 1
         self.in_size = in_size
-        here = split_rows(in_size, ctx.comm.size, "row-parallel inputs")
-        self.fp8 = None if ctx.fp8 is None else Fp8Matrix([out_size], here, ctx.fp8, ctx.dtype, ctx.device)
-        self.weight = _parameter(ctx, out_size, here) if self.fp8 is None else self.fp8.values
-        self.bias = _parameter(ctx, out_size) if bias else None
-        self.packed: Packed | None = None
+        self.weight = ctx.parameter(out_size, split_rows(in_size, ctx.comm.size, "row-parallel inputs"))
+        self.bias = ctx.parameter(out_size) if bias else None
 
     def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
-        """Yield this rank's columns of the weight, and the whole bias. For FP8, see `Fp8.serves`."""
-        if self.fp8 is not None and not self.fp8.fp8.serves([f"{prefix}weight"], names):
-            self.weight, self.fp8 = _wide(self.fp8), None
+        """Yield this rank's columns of the weight, and the whole bias."""
         out_size, here = self.weight.shape
-        shape, start = (out_size, self.in_size), self.comm.rank * here
-        if self.fp8 is None:
-            yield WeightShard.part(f"{prefix}weight", shape, 1, start, self.weight)
-        else:
-            yield from self.fp8.shards(f"{prefix}weight", shape, 1, start, self.fp8.part(0, out_size), names)
+        yield WeightShard.part(f"{prefix}weight", (out_size, self.in_size), 1, self.comm.rank * here, self.weight)
         if self.bias is not None:
             yield WeightShard.whole(f"{prefix}bias", self.bias)
 
-    def after_load(self) -> None:
-        """Pack the loaded weight for a CPU, if that is faster: see `minisgl.plugins.kernels.ops.linear.pack`."""
-        self.packed = pack(self.weight) if self.fp8 is None else None
-
-    def takes_quantized(self, rows: int) -> bool:
-        """Return whether `forward` takes ``rows`` rows as `QuantizedRows`."""
-        return self.fp8 is not None and self.fp8.takes_quantized(rows)
-
-    def forward(self, x: Tensor | QuantizedRows) -> Tensor:
-        """Multiply x [tokens, in / size]; returns [tokens, out], a partial sum unless the layer has ``reduce``.
-
-        x may be `QuantizedRows` if `takes_quantized`.
-        """
-        bias = self.bias if self.comm.rank == 0 else None
-        if self.fp8 is not None:
-            y: Tensor = self.fp8(x, bias)
-        else:
-            assert isinstance(x, Tensor)
-            y = linear(x, self.weight, bias, self.packed)
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply x [tokens, in / size]; returns [tokens, out], a partial sum unless the layer has ``reduce``."""
+        y = F.linear(x, self.weight, self.bias if self.comm.rank == 0 else None)
         return self.comm.all_reduce(y) if self.reduce else y

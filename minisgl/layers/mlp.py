@@ -1,26 +1,35 @@
-"""The gated MLP of a decoder layer."""
+"""The gated MLP of a decoder layer. Shazeer, GLU Variants Improve Transformer, 2020."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
 
-import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minisgl.config import ConfigError
 from minisgl.layers.context import Context
 from minisgl.layers.linear import LinearColParallelMerged, LinearRowParallel
-from minisgl.plugins.kernels.ops.activation import ACTS, Act, act_and_mul, act_and_mul_quantized
-from minisgl.plugins.kernels.ops.fp8 import QuantizedRows
-from minisgl.plugins.kernels.ops.gated import gated_linear
 
-CPU_ROWS = 1024
-"""The most tokens whose MLP a CPU computes at a time, so that the gate-and-up results stay in its cache. Without the
-limit, a step of 8192 tokens spent a fifth of its time on first-touch allocation of memory for these activations.
-"""
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {name: partial(act_and_mul, act=act) for name, act in ACTS.items()}
+def silu_and_mul(x: Tensor) -> Tensor:
+    """Return silu(gate)·up [..., dim] for x [..., 2·dim]; the gate half comes first."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)
+
+
+def gelu_and_mul(x: Tensor, approximate: str = "none") -> Tensor:
+    """Return gelu(gate)·up [..., dim] for x [..., 2·dim]. ``approximate`` is torch's: "none" or "tanh"."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.gelu(gate, approximate=approximate).mul_(up)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": silu_and_mul,
+    "gelu": gelu_and_mul,
+    "gelu_pytorch_tanh": partial(gelu_and_mul, approximate="tanh"),
+}
 """Hugging Face's ``hidden_act`` → the gated activation: [..., 2·dim] → [..., dim]."""
 
 
@@ -38,35 +47,10 @@ class GatedMLP(nn.Module):
         super().__init__()
         names = ("gate_proj", "up_proj")
         self.gate_up_proj = LinearColParallelMerged(hidden_size, (inner_size,) * 2, names, ctx, bias=bias)
-        self.act, self.act_name = activation(act), ACTS[act]
+        self.act, self.act_name = activation(act), act
         self.down_proj = LinearRowParallel(inner_size, hidden_size, ctx, bias=bias, reduce=False)
 
-    def takes_quantized(self, rows: int) -> bool:
-        """Return whether `forward` takes ``rows`` tokens as `QuantizedRows`."""
-        return self.gate_up_proj.takes_quantized(rows)
-
-    def forward(self, x: Tensor | QuantizedRows) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Compute the MLP of x [tokens, hidden]; returns a partial sum [tokens, hidden]."""
-        if isinstance(x, Tensor) and x.device.type == "cpu" and len(x) > CPU_ROWS:
-            return torch.cat([self.forward(rows) for rows in x.split(CPU_ROWS)])
-        out: Tensor = self.down_proj(self._inner(x))
+        out: Tensor = self.down_proj(self.act(self.gate_up_proj(x)))
         return out
-
-    def _inner(self, x: Tensor | QuantizedRows) -> Tensor | QuantizedRows:
-        """Return act(gate(x))·up(x), quantised if the down projection takes that."""
-        merged = self.gate_up_proj
-        if merged.bias is None:
-            inner = _gated(merged, x, self.act_name)
-            if inner is not None:
-                return inner
-        if self.down_proj.takes_quantized(len(x)):
-            return act_and_mul_quantized(merged(x), self.act_name)
-        return self.act(merged(x))
-
-
-def _gated(merged: LinearColParallelMerged, x: Tensor | QuantizedRows, act: Act) -> Tensor | None:
-    """Return act(gate(x))·up(x), computed in one launch, or None if that is not faster or not supported."""
-    if merged.fp8 is not None:
-        return merged.fp8.forward_gated(x, act)
-    assert isinstance(x, Tensor)
-    return gated_linear(x, merged.weight, act)

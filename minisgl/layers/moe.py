@@ -11,12 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minisgl.layers.context import Context
 from minisgl.layers.weight_shards import WeightShard, split_rows
-from minisgl.plugins.kernels.ops.linear import linear
-from minisgl.plugins.kernels.ops.routing import softmax_topk
 
 
 class MoELayer(nn.Module):
@@ -51,13 +50,9 @@ class MoELayer(nn.Module):
         None: no expert is silenced. Must be set before the weights are loaded: see `minisgl.models.knockout`.
         """
         inner = split_rows(inner_size, ctx.comm.size, "expert size (moe_intermediate_size)")
-
-        def empty(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.empty(shape, dtype=ctx.dtype, device=ctx.device), requires_grad=False)
-
-        self.gate = empty(num_experts, hidden_size)
-        self.gate_up: nn.Parameter | None = empty(num_experts, 2 * inner, hidden_size)
-        self.down: nn.Parameter | None = empty(num_experts, hidden_size, inner)
+        self.gate = ctx.parameter(num_experts, hidden_size)
+        self.gate_up: nn.Parameter | None = ctx.parameter(num_experts, 2 * inner, hidden_size)
+        self.down: nn.Parameter | None = ctx.parameter(num_experts, hidden_size, inner)
         self.experts: Any = None
 
     def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
@@ -94,7 +89,10 @@ class MoELayer(nn.Module):
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Route x [tokens, hidden]: return expert numbers, int32, and weights, float32, both [tokens, top_k]."""
-        return softmax_topk(linear(x, self.gate), self.top_k, self.renormalize)
+        weights, ids = F.linear(x, self.gate).softmax(dim=-1, dtype=torch.float32).topk(self.top_k, dim=-1)
+        if self.renormalize:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return ids.int(), weights
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the layer of x [tokens, hidden]; returns [tokens, hidden], a partial sum unless ``reduce`` is set."""

@@ -7,10 +7,9 @@ Layers list their shards; a `WeightSource` fills them. This module knows neither
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-import torch
 from torch import Tensor, nn
 
 from minisgl.config import ConfigError
@@ -23,16 +22,13 @@ class WeightShard:
     """One slice to load: ``target`` = checkpoint tensor ``name`` [``index``].
 
     ``shape`` is the shape of the whole checkpoint tensor; ``target`` is a view of a parameter, with the slice's shape.
-    With ``scale_inv``, the slice is read in ``dtype`` and quantised into ``target`` and ``scale_inv``, as
-    `minisgl.plugins.kernels.ops.fp8.quantize_weight` describes.
+    A subclass may read it in another form: see `load`.
     """
 
     name: str
     shape: tuple[int, ...]
     index: tuple[slice, ...]
     target: Tensor
-    scale_inv: Tensor | None = None
-    dtype: torch.dtype | None = None
 
     @staticmethod
     def whole(name: str, target: Tensor) -> WeightShard:
@@ -46,9 +42,9 @@ class WeightShard:
         index[dim] = slice(start, start + target.shape[dim])
         return WeightShard(name, shape, tuple(index), target)
 
-    def quantized(self, scale_inv: Tensor, dtype: torch.dtype) -> WeightShard:
-        """Return this shard of a tensor that is read in ``dtype`` and quantised while it is loaded."""
-        return replace(self, scale_inv=scale_inv, dtype=dtype)
+    def load(self, source: WeightSource) -> None:
+        """Fill the target from ``source``."""
+        source.fill(self)
 
 
 class WeightSource(Protocol):

@@ -2,9 +2,8 @@
 
 The module reads the layout of transformers 5 (``rope_parameters``, ``dtype``) and older layouts (``rope_theta``,
 ``rope_scaling``, ``torch_dtype``). Fields that only one architecture uses stay in ``raw``, for the architecture's
-plugin. Fields of a wrong type are refused here, and an unknown kind of quantisation. What only some architectures can
-compute, for example a RoPE type, is refused when the model is built (`minisgl.models.decoder`), so that a plugin may
-support it.
+plugin. Fields of a wrong type are refused here. What only some architectures can compute, for example a RoPE type, is
+refused when the model is built (`minisgl.models.decoder`), so that a plugin may support it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from typing import Any
 from minisgl.config import ConfigError
 from minisgl.layers.rope import RopeConfig
 from minisgl.models.fields import flag, number, positive
-from minisgl.quantization.stored import StoredFp8, stored_fp8
 from minisgl.utils.json_file import read_json
 
 __all__ = ["ModelConfig"]
@@ -59,7 +57,6 @@ class ModelConfig:
     sliding_window: int | None = None
     num_experts: int = 0  # 0: a dense model
     dtype: str = "float32"
-    fp8: StoredFp8 | None = None  # how weights are stored in FP8; None: the checkpoint has none
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -172,7 +169,6 @@ class ModelConfig:
             sliding_window=positive(raw, "sliding_window") if has_window else None,
             num_experts=experts,
             dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch."),
-            fp8=stored_fp8(raw.get("quantization_config"), experts),
             raw=dict(raw),
         )
 

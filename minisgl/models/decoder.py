@@ -1,9 +1,8 @@
 """The decoder that all architectures share: embedding, decoder layers, final norm, LM head.
 
-`minisgl.models.plain` shows one decoder layer in plain torch; read that first. An architecture is a subclass of
-`Decoder` in a plugin, which overrides what differs: the attention or the MLP. Layers pass the residual stream and the
-latest layer output as two tensors. So the addition, the norm and the all-reduce before them are one call, which can be
-one launch.
+Start reading with `DecoderLayer`. An architecture is a subclass of `Decoder` in a plugin, which overrides what differs:
+the attention or the MLP. Layers pass the residual stream and the latest layer output as two tensors. So the addition,
+the norm and the all-reduce before them are one call, which can be one launch.
 """
 
 from __future__ import annotations
@@ -24,12 +23,11 @@ from minisgl.layers import (
     VocabParallelEmbedding,
 )
 from minisgl.layers.weight_shards import WeightShard, WeightSource, weight_shards_of
-from minisgl.models import few_rows, fused_layers
 from minisgl.models.config import ModelConfig
 from minisgl.models.foreign_fields import check_architecture
 from minisgl.models.weights import load_weights
 
-__all__ = ["Decoder", "DecoderLayer", "Model"]
+__all__ = ["Decoder", "DecoderLayer", "DecoderLayers", "Model"]
 
 
 class Model(Protocol):
@@ -67,9 +65,9 @@ class DecoderLayer(nn.Module):
     def __init__(self, attention: AttentionLayer, mlp: nn.Module, config: ModelConfig, ctx: Context):
         super().__init__()
         size, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = RMSNormFused(size, eps, ctx, before=attention)
+        self.input_layernorm = RMSNormFused(size, eps, ctx)
         self.self_attn = attention
-        self.post_attention_layernorm = RMSNormFused(size, eps, ctx, before=mlp)
+        self.post_attention_layernorm = RMSNormFused(size, eps, ctx)
         self.mlp = mlp
 
     def forward(
@@ -92,6 +90,29 @@ class DecoderLayer(nn.Module):
             residual = residual.index_select(0, logits_indices)
         x, residual = self.post_attention_layernorm(x, residual)
         return self.mlp(x), residual
+
+
+class DecoderLayers(nn.ModuleList):
+    """The layers of a decoder, one after another."""
+
+    def forward(
+        self, x: Tensor, cos_sin: Tensor, out_cache_loc: Tensor, logits_indices: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compute all layers of the embedded tokens x [n, hidden]; see `DecoderLayer.forward` for the other arguments.
+
+        Returns the last layer's partial sum and the residual stream, [n, hidden] or, with ``logits_indices`` [m], [m,
+        hidden].
+        """
+        residual: Tensor | None = None
+        *layers, last = self
+        for layer in layers:
+            x, residual = layer(x, residual, cos_sin, out_cache_loc)
+        if logits_indices is None:
+            return last(x, residual, cos_sin, out_cache_loc)  # type: ignore[no-any-return]
+        if isinstance(last, DecoderLayer):  # past its attention only these rows are needed, so it computes no others
+            return last(x, residual, cos_sin, out_cache_loc, logits_indices)  # type: ignore[no-any-return]
+        x, residual = (t.index_select(0, logits_indices) for t in last(x, residual, cos_sin, out_cache_loc))
+        return x, residual
 
 
 class Decoder(nn.Module):
@@ -124,7 +145,7 @@ class Decoder(nn.Module):
         self.rope = self.rotary_embedding()
         blocks = [self.block(i) for i in range(config.num_hidden_layers)]
         self.specs: list[LayerSpec] = [block.self_attn.spec for block in blocks]
-        self.layers = nn.ModuleList(blocks)
+        self.layers = DecoderLayers(blocks)
         self.norm = RMSNormFused(config.hidden_size, config.rms_norm_eps, ctx)
         tied = self.embed_tokens if config.tie_word_embeddings else None
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, ctx, tied=tied)
@@ -180,25 +201,9 @@ class Decoder(nn.Module):
         self, input_ids: Tensor, positions: Tensor, out_cache_loc: Tensor, logits_indices: Tensor | None = None
     ) -> Tensor:
         """Compute the final hidden states: see `Model.forward`."""
-        x: Tensor = self.embed_tokens(input_ids)
-        cos_sin, out_cache_loc = self.rope(positions), out_cache_loc.long()
-        if logits_indices is None:  # on a GPU, the same layers in fewer launches
-            if few_rows.serves(self.layers, DecoderLayer, x):
-                x = self.norm(few_rows.forward(self.layers, x, cos_sin, out_cache_loc))[0]
-                return x
-            if fused_layers.serves(self.layers, DecoderLayer, x):
-                x = self.norm(fused_layers.forward(self.layers, x, cos_sin, out_cache_loc))[0]
-                return x
-        residual = None
-        *layers, last = self.layers
-        for layer in layers:
-            x, residual = layer(x, residual, cos_sin, out_cache_loc)
-        if logits_indices is None or not isinstance(last, DecoderLayer):
-            x = self.norm(*last(x, residual, cos_sin, out_cache_loc))[0]
-            return x if logits_indices is None else x.index_select(0, logits_indices)
-        # Past the last layer's attention only the rows ``logits_indices`` are needed, so compute no others.
-        x = self.norm(*last(x, residual, cos_sin, out_cache_loc, logits_indices))[0]
-        return x
+        x, cos_sin = self.embed_tokens(input_ids), self.rope(positions)
+        hidden: Tensor = self.norm(*self.layers(x, cos_sin, out_cache_loc.long(), logits_indices))[0]
+        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Compute the logits: see `Model.logits`."""

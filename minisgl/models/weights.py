@@ -21,13 +21,11 @@ from torch import Tensor, nn
 from minisgl.config import ConfigError
 from minisgl.layers.weight_shards import WeightShard, WeightSource, weight_shards_of
 from minisgl.models.weight_files import some, weight_files
-from minisgl.plugins.kernels.ops.fp8 import E4M3, Fp8Weight, quantize_weight
-from minisgl.quantization.stored import SCALES, UNUSED, StoredFp8, dequantize_slice
 
-__all__ = ["Checkpoint", "Dummy", "load_weights"]
+__all__ = ["WIDE", "Checkpoint", "Dummy", "dtype_name", "load_weights"]
 
-_WIDE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-"""The dtypes of weights that are not in FP8."""
+WIDE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""The dtypes of weights that are not quantised."""
 
 _DERIVED = "rotary_emb.inv_freq"
 """Name suffix of tensors that are ignored: old checkpoints store them, but config.json determines their values."""
@@ -39,16 +37,15 @@ _VALUE_HEAD = "v_head."
 class Checkpoint:
     """The safetensors files of a directory that `weight_files` chooses.
 
-    ``fp8`` is the layout of weights in FP8: see `StoredFp8`. Without it, a tensor in e4m3 is refused. Use the
-    checkpoint as a context manager. Raises `ConfigError` if a file is missing or unreadable.
+    Use the checkpoint as a context manager. Raises `ConfigError` if a file is missing or unreadable.
 
-    ``bytes_read`` counts the bytes of the slices read so far, and ``bytes_dequantized`` those of them that were e4m3
-    numbers and were converted to a wider dtype. ``scales`` maps the name of a weight to that of its scales.
+    ``bytes_read`` counts the bytes of the slices read so far. ``beside`` maps the name of a weight to that of a tensor
+    which a subclass reads together with it.
     """
 
-    def __init__(self, path: str | Path, fp8: StoredFp8 | None = None):
-        self.path, self.fp8 = Path(path), fp8
-        self.bytes_read = self.bytes_dequantized = 0
+    def __init__(self, path: str | Path):
+        self.path, self.bytes_read = Path(path), 0
+        self.beside: dict[str, str] = {}
         self._stack = ExitStack()
         self._files: dict[str, Any] = {}
         for file, listed in weight_files(self.path).items():
@@ -63,10 +60,6 @@ class Checkpoint:
                 if name in self._files:
                     raise ConfigError(f"{self.path} has the tensor {name} in two files.")
                 self._files[name] = handle
-        self.scales: dict[str, str] = {}
-        if fp8 is not None:
-            self._files = {name: file for name, file in self._files.items() if not name.endswith(UNUSED)}
-            self.scales = {n: n + end for end in SCALES for n in self._files if n + end in self._files}
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -95,38 +88,19 @@ class Checkpoint:
             return
         part = stored[shard.index]
         self.bytes_read += part.nbytes
-        self._check_dtype(shard, part.dtype)
-        if part.dtype == E4M3 != shard.target.dtype:
-            part = self._dequantize(shard, part)
-        shard.target.copy_(part)
+        shard.target.copy_(self.converted(shard, part))
 
-    def _check_dtype(self, shard: WeightShard, dtype: torch.dtype) -> None:
-        """Raise `ConfigError` if a copy from ``dtype`` to the target would change what the numbers mean."""
-        scale, stored = self.scales.get(shard.name), f"{self.path}: the tensor {shard.name} is stored in {_name(dtype)}"
-        if dtype == E4M3 != shard.target.dtype and self.fp8 is not None:
-            if scale is None:
-                raise ConfigError(f"{stored} without scales: the checkpoint lacks {shard.name}{SCALES[0]}.")
-        elif (dtype == E4M3) != (shard.target.dtype == E4M3):
-            implied = "float8_e4m3fn" if shard.target.dtype == E4M3 else "a wider dtype"
-            raise ConfigError(f"{stored}, but quantization_config of config.json implies {implied}.")
-        elif dtype not in (E4M3, *_WIDE):
-            raise ConfigError(f"{stored}, but weights must be in {', '.join(map(_name, _WIDE))} or float8_e4m3fn.")
-        elif dtype != E4M3 and scale is not None:
-            raise ConfigError(f"{stored}, but it has scales, {scale}, as if it were in float8_e4m3fn.")
+    def converted(self, shard: WeightShard, part: Tensor) -> Tensor:
+        """Return the slice ``part`` of a stored tensor as the numbers that it stands for: here, as it is.
 
-    def _dequantize(self, shard: WeightShard, part: Tensor) -> Tensor:
-        """Return the slice ``part`` of a tensor in e4m3 times its scales, in float32, on the target's device."""
-        assert self.fp8 is not None
-        self.bytes_dequantized += part.nbytes
-        device, name = shard.target.device, self.scales[shard.name]
-        scale = self._files[name].get_tensor(name)
-        self.bytes_read += scale.nbytes
-        if not scale.is_floating_point():
-            raise ConfigError(f"{self.path}: the scales {name} are stored in {_name(scale.dtype)}, not as floats.")
-        try:
-            return dequantize_slice(part.to(device), scale.to(device), shard.shape, shard.index, self.fp8.block)
-        except ValueError as error:
-            raise ConfigError(f"{self.path}: {name} can't be read: {error}.") from None
+        Raises `ConfigError` if a copy of ``part`` to the shard's target would change what the numbers mean.
+        """
+        if part.dtype in WIDE:
+            return part
+        stored = f"{self.path}: the tensor {shard.name} is stored in {dtype_name(part.dtype)}"
+        if part.dtype == torch.float8_e4m3fn:
+            raise ConfigError(f"{stored}, but quantization_config of config.json implies a wider dtype.")
+        raise ConfigError(f"{stored}, but weights must be in {', '.join(map(dtype_name, WIDE))}.")
 
 
 class Dummy:
@@ -187,8 +161,8 @@ def _fill_all(model: nn.Module, source: WeightSource, tied: Mapping[str, str]) -
                 tied = {key: value for key, value in tied.items() if key != other}
         required = {shard.name for shard in shards}
         missing = required - source.names
-        scales = source.scales if isinstance(source, Checkpoint) else {}
-        known = required | tied.keys() | {scales[name] for name in required | tied.keys() if name in scales}
+        beside = source.beside if isinstance(source, Checkpoint) else {}
+        known = required | tied.keys() | {beside[name] for name in required | tied.keys() if name in beside}
         unknown = {n for n in source.names - known if not n.endswith(_DERIVED) and not n.startswith(_VALUE_HEAD)}
         if missing or unknown:
             problems = [f"lacks {some(missing)}"] * bool(missing) + [f"also has {some(unknown)}"] * bool(unknown)
@@ -199,22 +173,13 @@ def _fill_all(model: nn.Module, source: WeightSource, tied: Mapping[str, str]) -
             if other in source.names:
                 shards += [_comparison(shard, other) for shard in shards if shard.name == name]
     for shard in shards:
-        _fill(source, shard)
+        shard.load(source)
         if shard.name in tied:
             _check_tied(shard, next(s for s in shards if s.name == tied[shard.name]))
 
 
-def _fill(source: WeightSource, shard: WeightShard) -> None:
-    """Write the shard's slice into its target, quantised if the shard has ``scale_inv``."""
-    if shard.scale_inv is None:
-        source.fill(shard)
-        return
-    wide = torch.empty(shard.target.shape, dtype=shard.dtype, device=shard.target.device)
-    source.fill(replace(shard, target=wide, scale_inv=None))
-    quantize_weight(wide, Fp8Weight(shard.target, shard.scale_inv))
-
-
-def _name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype, such as "bfloat16"."""
     return str(dtype).removeprefix("torch.")
 
 

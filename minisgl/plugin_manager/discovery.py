@@ -273,6 +273,8 @@ METHODS = {
     "graph": "wrap",
     "communicator": "all_reduce",
     "speculation": "propose",
+    "kernels": "convert_sampler",
+    "quantization": "open",
     "fp8_gemm": "forward",
     "routing": "choose",
     "router": "start",

@@ -86,11 +86,11 @@ class _PartMetrics:
     """Exports the metrics of a part of the engine, which has a method ``metrics``."""
 
     def __init__(self, part: Any):
-        self._part = part
+        self.part = part
 
     @hooks.hookimpl
     def minisgl_metrics(self) -> str:
-        text: str = self._part.metrics()
+        text: str = self.part.metrics()
         return text
 
 
@@ -276,11 +276,15 @@ class PluginManager:
         check_made(group, made, f"{group}={name}")
         if calls is not None:
             count_method_calls(made, calls)
-        if hasattr(made, "metrics"):
+        if hasattr(made, "metrics") and not self._exports(made):  # else `build_other` built it
             self._manager.register(_PartMetrics(made))
         if hooks.printed():
             print(f"build [{os.getpid()}] {group}={name} -> {reprlib.repr(made)}", file=sys.stderr, flush=True)
         return made
+
+    def _exports(self, made: Any) -> bool:
+        """Return whether the metrics of a part are exported already."""
+        return any(isinstance(p, _PartMetrics) and p.part is made for p in self._manager.get_plugins())
 
     def _add_methods(self, group: str, name: str, made: Any) -> None:
         """Give a part of a plugin for minisgl 0.2 the methods that such parts have since 0.3, and log a warning.

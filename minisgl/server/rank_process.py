@@ -38,7 +38,6 @@ from minisgl.models.resolve import resolve_model
 from minisgl.plugin_manager.early import started_early
 from minisgl.plugin_manager.failures import described
 from minisgl.plugin_manager.manager import PluginManager, decode_config, early_of, options_of, plugins_of
-from minisgl.plugins.kernels.ops.compilations import Compilations
 from minisgl.scheduler.build import build_scheduler
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.server.errors import refusal
@@ -154,10 +153,9 @@ def run_leader(
         Pull(context, addresses.scheduler),
         to_api=Push(context, addresses.api).send,
         to_detokenizer=Push(context, addresses.detokenizer).send,
-        metrics=lambda: [*manager.metrics(), compilations.metrics()],
+        metrics=manager.metrics,
         heartbeat=heartbeat,
     )
-    compilations = Compilations()
     gc.collect()
     gc.freeze()  # the objects of the model and the engine live until the process ends: exclude them from collections
     report.send(ready)

@@ -17,14 +17,13 @@ from minisgl.attention import AttentionBackend, AttnBatch
 from minisgl.distributed import Communicator
 from minisgl.kvcache.pool import KVPool
 from minisgl.layers import Context
-from minisgl.layers.fp8 import Fp8
 from minisgl.layers.weight_shards import WeightSource
 from minisgl.models.config import ModelConfig
+from minisgl.models.converter import Kernels, ModelConverter, Quantization, load_converted
 from minisgl.models.decoder import Model
 from minisgl.models.weights import Checkpoint, Dummy
 from minisgl.moe import MoeBackend
 from minisgl.plugin_manager.manager import PluginManager
-from minisgl.quantization import Fp8Gemm
 
 __all__ = ["PagedModel", "Row"]
 
@@ -37,6 +36,7 @@ class PagedModel:
 
     - ``path``: a checkpoint directory, or a config; a model built from a config has random weights.
     - ``comm``, ``attention``, ``moe``, ``fp8_gemm``: communicator and backends; by default the plugins named ``torch``.
+    - ``kernels``: the part of the group ``kernels`` that converts the model.
     - ``quantize``: quantise the linear layers in FP8 while they are loaded. An FP8 checkpoint is not changed.
     - ``source``: weights to load in place of the checkpoint's.
     - ``manager``: loads the default plugins and model classes.
@@ -55,7 +55,8 @@ class PagedModel:
         comm: Communicator | None = None,
         attention: AttentionBackend | None = None,
         moe: MoeBackend | None = None,
-        fp8_gemm: Fp8Gemm | None = None,
+        fp8_gemm: Any = None,
+        kernels: str = "auto",
         quantize: bool = False,
         source: WeightSource | None = None,
         dtype: torch.dtype = torch.float32,
@@ -70,18 +71,28 @@ class PagedModel:
         self.attention: AttentionBackend = attention or _make(manager, "attention", device=device)
         if moe is None and self.config.num_experts:
             moe = _make(manager, "moe", device=device)
-        fp8 = None
-        stored = bool(self.config.fp8 and not self.config.fp8.dequantized)
-        if quantize or stored:
-            fp8 = Fp8(fp8_gemm or _make(manager, "fp8_gemm", device=device), stored, quantize)
-        ctx = Context(comm, self.attention, moe, device, dtype, fp8)
+        converters: list[ModelConverter] = []
+        quantization: Quantization | None = None
+        if quantize or self.config.raw.get("quantization_config"):
+            quantization = manager.build(
+                "quantization",
+                manager.make("quantization", "fp8"),
+                device=device,
+                dtype=dtype,
+                build_part=lambda group: fp8_gemm or _make(manager, group, device=device),
+            )
+            quantization.read(self.config, quantize)
+            converters.append(quantization)
+        part: Kernels = manager.build("kernels", manager.make("kernels", kernels), device=device)
+        converters.append(part)
+        ctx = Context(comm, self.attention, moe, device, dtype)
         self.model: Model = (model or manager.models()[self.config.architecture])(self.config, ctx)
         self.bytes_read = 0
         if source is not None or isinstance(path, ModelConfig):
-            self.model.load(source or Dummy())
+            load_converted(self.model, source or Dummy(), converters, device)
         else:
-            with Checkpoint(path, self.config.fp8) as checkpoint:
-                self.model.load(checkpoint)
+            with Checkpoint(path) if quantization is None else quantization.open(path) as checkpoint:
+                load_converted(self.model, checkpoint, converters, device)
                 self.bytes_read = checkpoint.bytes_read
         self.layers = self.model.attention_layers()
         columns = -(-max_seq_len // page_size)

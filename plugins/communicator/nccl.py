@@ -21,6 +21,7 @@ from minisgl.distributed import Communicator
 from minisgl.distributed.group import GroupCommunicator
 from minisgl.hooks import hookimpl
 from minisgl.plugins.kernels.ops.launch import one_launch
+from minisgl.plugins.kernels.ops.norm import add_rms_norm
 from minisgl.plugins.kernels.ops.reduce import Mailboxes, cut_mailboxes, empty, mailbox_bytes
 
 MIB = 1 << 20
@@ -112,7 +113,7 @@ class NcclCommunicator(GroupCommunicator):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """All-reduce, add and normalise, in one launch if x is small: see `Communicator.all_reduce_norm`."""
         if (boxes := self._boxes_for(x)) is None:
-            return super().all_reduce_norm(x, residual, weight, eps)
+            return add_rms_norm(self.all_reduce(x), residual, weight, eps)
         from minisgl.plugins.kernels.ops.triton import reduce
 
         return reduce.all_reduce_norm(x, residual, weight, eps, boxes)

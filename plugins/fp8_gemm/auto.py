@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minisgl.hooks import hookimpl
-from minisgl.quantization import CompiledFp8Gemm, GatedFp8Gemm
+from minisgl.plugins.kernels.ops.fp8_gemm import CompiledFp8Gemm, GatedFp8Gemm
 
 if TYPE_CHECKING:
     import torch
 
     from minisgl.plugins.kernels.ops.activation import Act
     from minisgl.plugins.kernels.ops.fp8 import Fp8Weight, QuantizedRows
-    from minisgl.quantization import Fp8Gemm
+    from minisgl.plugins.kernels.ops.fp8_gemm import Fp8Gemm
 
 FEW_ROWS = 1
 """Up to this number of rows ``triton`` is faster than ``flashinfer``, on an H200 with the matrices of Qwen3-14B."""
@@ -52,7 +52,7 @@ class Product(NamedTuple):
 
 
 class AutoFp8Gemm:
-    """The backend; see `minisgl.quantization.Fp8Gemm` for shapes.
+    """The backend; see `minisgl.plugins.kernels.ops.fp8_gemm.Fp8Gemm` for shapes.
 
     ``few`` are the backends for at most `FEW_ROWS` rows and ``many`` those for more rows, best first. A weight is
     multiplied by the first backend that serves its shape; the last one serves all shapes.

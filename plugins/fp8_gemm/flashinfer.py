@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from minisgl.plugins.kernels.ops.fp8 import Fp8Weight, QuantizedRows
-    from minisgl.quantization import Fp8Gemm
+    from minisgl.plugins.kernels.ops.fp8_gemm import Fp8Gemm
 
 
 @dataclass
@@ -31,7 +31,7 @@ class FlashInfer:
 
 
 class FlashInferFp8Gemm:
-    """The backend; see `minisgl.quantization.Fp8Gemm` for shapes. Raises `ConfigError` on other devices."""
+    """The backend; see `minisgl.plugins.kernels.ops.fp8_gemm.Fp8Gemm` for shapes. Only some devices have it."""
 
     def __init__(self, device: torch.device):
         import torch

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from minisgl.plugins.kernels.ops.fp8 import Fp8Weight, QuantizedRows
-    from minisgl.quantization import Fp8Gemm
+    from minisgl.plugins.kernels.ops.fp8_gemm import Fp8Gemm
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Torch:
 
 
 class TorchFp8Gemm:
-    """The backend; see `minisgl.quantization.Fp8Gemm` for shapes."""
+    """The backend; see `minisgl.plugins.kernels.ops.fp8_gemm.Fp8Gemm` for shapes."""
 
     def refuse(self, weight: Fp8Weight, dtype: torch.dtype) -> str:
         """Return "": plain torch multiplies any shape and dtype."""

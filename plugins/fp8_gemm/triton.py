@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from minisgl.plugins.kernels.ops.activation import Act
     from minisgl.plugins.kernels.ops.fp8 import Fp8Weight, QuantizedRows
-    from minisgl.quantization import Fp8Gemm
+    from minisgl.plugins.kernels.ops.fp8_gemm import Fp8Gemm
 
 FEW_ROWS = 16
 """Up to this number of rows the weight-only kernel is faster on an H200: see docs/design/fp8.md."""
@@ -33,7 +33,7 @@ class Triton:
 
 
 class TritonFp8Gemm:
-    """The backend; see `minisgl.quantization.Fp8Gemm` for shapes.
+    """The backend; see `minisgl.plugins.kernels.ops.fp8_gemm.Fp8Gemm` for shapes.
 
     Raises `ConfigError` on a CPU, unless Triton runs interpreted, and on a GPU without e4m3.
     """

@@ -1,1 +1,1 @@
-"""Kernels that are faster than the core's torch functions, in `minisgl.plugins.kernels.ops`."""
+"""Kernels that are faster than torch: `ops` has the functions, `converted` the layers that call them."""

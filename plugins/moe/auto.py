@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,7 +23,13 @@ class Auto:
     def build(self, device: torch.device, build_other: Callable[[str], MoeBackend]) -> MoeBackend:
         """Build the backend ``triton`` or ``torch``, by device."""
         fused = device.type == "cuda" and importlib.util.find_spec("triton") is not None
-        return build_other("triton" if fused else "torch")
+        backend: Any = build_other("triton" if fused else "torch")
+        if not fused:
+            with contextlib.suppress(ModuleNotFoundError):  # without plugins/kernels, torch computes the activation
+                from minisgl.plugins.kernels.ops.activation import activation
+
+                backend.find_activation = activation
+        return backend  # type: ignore[no-any-return]
 
 
 @hookimpl

@@ -61,7 +61,7 @@ class GroupedMoe:
 
     def load(self, gate_up: Tensor, down: Tensor, experts: range, activation: str) -> Experts:
         """Keep the weights as they are: see `MoeBackend.load`."""
-        from minisgl.layers.mlp import activation as find
+        from minisgl.plugins.kernels.ops.activation import activation as find
 
         return Experts(gate_up, down, experts.start, find(activation))
 

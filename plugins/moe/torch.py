@@ -35,11 +35,14 @@ class Experts(NamedTuple):
 class TorchMoe:
     """The backend; see `minisgl.moe.MoeBackend` for shapes."""
 
+    find_activation: Callable[[str], Callable[[torch.Tensor], torch.Tensor]] | None = None
+    """Returns a faster activation; None: that of `minisgl.layers.mlp`."""
+
     def load(self, gate_up: torch.Tensor, down: torch.Tensor, experts: range, activation: str) -> Experts:
         """Keep the weights as they are: see `MoeBackend.load`."""
-        from minisgl.layers.mlp import activation as find
+        from minisgl.layers.mlp import activation as plain
 
-        return Experts(gate_up, down, experts.start, find(activation))
+        return Experts(gate_up, down, experts.start, (self.find_activation or plain)(activation))
 
     def forward(
         self, weights: Experts, x: torch.Tensor, ids: torch.Tensor, scale: torch.Tensor, out: torch.Tensor

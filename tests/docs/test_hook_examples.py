@@ -16,6 +16,7 @@ import pytest
 import torch
 from fastapi import APIRouter, FastAPI
 from prometheus_client.parser import text_string_to_metric_families
+from safetensors.torch import load_file, save_file
 from starlette.testclient import TestClient
 
 from minisgl import LLM, SamplingParams
@@ -29,6 +30,8 @@ from minisgl.models.resolve import resolve_model
 from minisgl.options.reference import EXAMPLES
 from minisgl.plugin_manager.discovery import HOOKS
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.quantization.e4m3.matrix import Fp8Matrix
+from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.drive import Drive, Job, make_plugin
 from minisgl.testing.small import SPEC, job, no_lookahead, pool
 from minisgl.tokenizer.tokenizer import Tokenizer
@@ -157,11 +160,34 @@ def test_speculation(expected: list[list[int]]) -> None:
         assert len(engine.scheduler.speculation.proposer.answers) == 2  # type: ignore[union-attr]
 
 
+def test_kernels(expected: list[list[int]]) -> None:
+    with llm("kernels", "kernels=double") as engine:
+        assert tokens(engine) == expected
+        kinds = {type(module).__name__ for module in engine.engine.model.modules()}
+    assert "DoubleNorm" in kinds and "RMSNorm" not in kinds
+
+
+def test_quantization(tmp_path: Path) -> None:
+    """A checkpoint of half the weights gives the tokens of the checkpoint with all of them."""
+    path, ids = tiny_checkpoint("llama", tmp_path), list(range(5, 25))
+    answers = []
+    for method in (None, "halves"):
+        if method is not None:
+            stored = load_file(path / "model.safetensors")
+            save_file({name: tensor / 2 for name, tensor in stored.items()}, path / "model.safetensors")
+            raw = json.loads((path / "config.json").read_text())
+            (path / "config.json").write_text(json.dumps({**raw, "quantization_config": {"quant_method": method}}))
+        with llm("quantization", model=str(path)) as engine:
+            answers.append(engine.generate([ids], GREEDY)[0].token_ids)
+    assert answers[0] == answers[1]
+
+
 def test_fp8_gemm() -> None:
     """Every matrix of tutor's layers is multiplied by the example's product, and by no other."""
     with llm("fp8_gemm", "quantize=fp8", "fp8_gemm=timed", "fp8_gemm.backend=torch") as engine:
         texts = tokens(engine)
-        gemm = engine.engine.ctx.fp8.gemm  # type: ignore[union-attr]
+        matrices = [module for module in engine.engine.model.modules() if isinstance(module, Fp8Matrix)]
+        gemm: Any = matrices[0].fp8.gemm
         assert set(gemm.seconds) == {(512, 256), (256, 256), (1024, 256), (256, 512)}
         assert all(seconds > 0 for seconds in gemm.seconds.values())
     with LLM("tutor", overrides=["device=cpu", "num_pages=64", "quantize=fp8"]) as engine:

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from minisgl.layers import AttentionLayer, LinearRowParallel
+from minisgl.layers import AttentionLayer
 from minisgl.plugins.attention.torch import TorchAttention
 from minisgl.plugins.models.llama import LlamaForCausalLM
+from minisgl.plugins.quantization.e4m3.layers import Fp8RowParallel
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.paged import PagedModel
 
@@ -33,12 +34,12 @@ class DoubledLlama(LlamaForCausalLM):
 def test_attend_is_not_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A backend that quantises its result for an FP8 projection replaces `attend`, but not that of a subclass."""
     asked: list[int] = []
-    monkeypatch.setattr(LinearRowParallel, "takes_quantized", lambda self, rows: self.weight.shape == (64, 64))
+    monkeypatch.setattr(Fp8RowParallel, "takes_quantized", lambda self, rows: self.weight.shape == (64, 64))
     monkeypatch.setattr(
         TorchAttention, "attend_quantized", lambda backend, layer, *_: asked.append(layer.index), raising=False
     )
     path, ids = tiny_checkpoint("llama", tmp_path), torch.arange(5, 15)
-    (plain,) = PagedModel(path).run([(0, 0, ids)])
-    (doubled,) = PagedModel(path, model=DoubledLlama).run([(0, 0, ids)])
+    (plain,) = PagedModel(path, quantize=True).run([(0, 0, ids)])
+    (doubled,) = PagedModel(path, model=DoubledLlama, quantize=True).run([(0, 0, ids)])
     assert asked == [0, 1]  # the layers of the plain model
     assert not torch.equal(plain, doubled)

@@ -23,12 +23,13 @@ from minisgl.layers import (
     RMSNorm,
     RMSNormFused,
     VocabParallelEmbedding,
-    mlp,
 )
 from minisgl.layers.weight_shards import WeightShard, weight_shards_of
 from minisgl.plugins.attention.torch import Torch, TorchAttention
 from minisgl.plugins.communicator.torch import Torch as TorchLink
 from minisgl.plugins.communicator.torch import TorchCommunicator
+from minisgl.plugins.kernels.converted import layers
+from minisgl.plugins.kernels.converted.layers import convert_layers
 from minisgl.plugins.kernels.ops.activation import Act
 from minisgl.plugins.kernels.ops.gated import gated_linear_torch
 from minisgl.plugins.moe.torch import TorchMoe
@@ -147,7 +148,8 @@ def test_gated_mlp_in_one_launch(act: str, bias: bool, monkeypatch: pytest.Monke
         parameter.data.normal_()
     x = torch.randn(5, 8)
     separate = layer(x)
-    monkeypatch.setattr(mlp, "gated_linear", fused)
+    convert_layers(layer)
+    monkeypatch.setattr(layers, "gated_linear", fused)
     torch.testing.assert_close(layer(x), separate, **NEAR)
     assert len(launches) == (not bias)
 

@@ -22,12 +22,12 @@ from minisgl.chapters.tutor.score import is_right
 from minisgl.config import Config, ConfigError
 from minisgl.distributed import Communicator
 from minisgl.engine import setup
-from minisgl.layers.fp8 import Fp8Matrix
 from minisgl.models.config import ModelConfig
 from minisgl.models.weights import Dummy
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.fp8_gemm.torch import TorchFp8Gemm
 from minisgl.plugins.kernels.ops.fp8 import Fp8Weight, QuantizedRows
+from minisgl.plugins.quantization.e4m3.matrix import Fp8Matrix
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.paged import PagedModel
 from minisgl.testing.ranks import run_ranks
@@ -52,6 +52,12 @@ def manager() -> PluginManager:
 @pytest.fixture
 def ids() -> Tensor:
     return torch.randint(0, 320, (40,), generator=torch.Generator().manual_seed(5))
+
+
+def read(raw: dict[str, Any], manager: PluginManager) -> object:
+    """Let the engine's part for quantised weights read a config.json."""
+    model, device = ModelConfig.from_dict(raw), torch.device("cpu")
+    return setup.build_quantization(Config(), manager, Path("config.json"), model, device, torch.float32)
 
 
 class QuantizedLinear(nn.Module):
@@ -269,7 +275,8 @@ def test_dummy_weights(stored: bool, tmp_path: Path, ids: Tensor, manager: Plugi
     options: dict[str, Any] = {"source": Dummy(3), "manager": manager}
     got = logits(PagedModel(path, quantize=True, **options), ids)
     config = ModelConfig.from_dir(path)
-    wide = PagedModel(ModelConfig(**{**vars(config), "fp8": None}), **options)
+    raw = {key: value for key, value in config.raw.items() if key != "quantization_config"}
+    wide = PagedModel(ModelConfig(**{**vars(config), "raw": raw}), **options)
     error = (got - logits(wide, ids)).norm() / got.norm()
     assert 1e-3 < error.item() < 0.1
 
@@ -286,20 +293,22 @@ def test_dummy_weights(stored: bool, tmp_path: Path, ids: Tensor, manager: Plugi
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo='NVFP4'"),
     ],
 )
-def test_other_quantisation_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_other_quantisation_is_refused(
+    change: dict[str, Any], message: str, tmp_path: Path, manager: PluginManager
+) -> None:
     path = checkpoint(tmp_path, "aligned")
     raw = json.loads((path / "config.json").read_text())
-    assert ModelConfig.from_dict(raw).fp8
+    assert read(raw, manager)
     raw["quantization_config"] |= change
     with pytest.raises(ConfigError, match=message):
-        ModelConfig.from_dict(raw)
+        read(raw, manager)
 
 
 def test_experts_are_not_quantised_at_load(tmp_path: Path, manager: PluginManager) -> None:
     path = tiny_checkpoint("qwen3_moe", tmp_path)
     config, device = Config(model=str(path), quantize="fp8"), torch.device("cpu")
     with pytest.raises(ConfigError, match="quantize=fp8 is for dense models"):
-        setup.build_fp8(config, manager, ModelConfig.from_dir(path), device)
+        setup.build_quantization(config, manager, path, ModelConfig.from_dir(path), device, torch.float32)
 
 
 def test_tutor_answers_as_well_in_fp8() -> None:

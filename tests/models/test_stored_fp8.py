@@ -14,11 +14,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from minisgl import LLM, SamplingParams
-from minisgl.config import ConfigError
-from minisgl.layers.fp8 import Fp8Matrix
+from minisgl.config import Config, ConfigError
+from minisgl.engine import setup
 from minisgl.models.config import ModelConfig
 from minisgl.plugin_manager.manager import PluginManager
-from minisgl.quantization.stored import dequantize_slice
+from minisgl.plugins.quantization.e4m3.layers import Fp8Linear
+from minisgl.plugins.quantization.e4m3.matrix import Fp8Matrix
+from minisgl.plugins.quantization.e4m3.stored import dequantize_slice
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.oracle import Oracle
 from minisgl.testing.paged import PagedModel
@@ -34,6 +36,12 @@ Change = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 def manager() -> PluginManager:
     """Return one plugin manager for all tests of the module."""
     return PluginManager.load()
+
+
+def read(raw: dict[str, Any], manager: PluginManager) -> object:
+    """Let the engine's part for quantised weights read a config.json."""
+    model, device = ModelConfig.from_dict(raw), torch.device("cpu")
+    return setup.build_quantization(Config(), manager, Path("config.json"), model, device, torch.float32)
 
 
 def edit(path: Path, quantization: dict[str, Any] | None, change: Change = dict) -> None:
@@ -102,7 +110,7 @@ def test_experts(stacked: bool, tmp_path: Path, manager: PluginManager) -> None:
 def test_experts_are_reported_and_served(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tiny_checkpoint("qwen3_moe", tmp_path / "model", fp8=True)
     with (
-        caplog.at_level(logging.INFO, "minisgl.engine.setup"),
+        caplog.at_level(logging.INFO, "minisgl"),
         LLM(str(path), overrides=["num_pages=20", "device=cpu"]) as llm,
     ):
         (output,) = llm.generate([IDS.tolist()], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
@@ -167,7 +175,7 @@ def test_spellings_of_unconverted_modules(listed: dict[str, Any], tmp_path: Path
     edit(path, {**FP8, **listed}, widen("layers.0.mlp.down_proj"))
     model = PagedModel(path, manager=manager)
     down = [layer.mlp.down_proj for layer in model.model.layers]  # type: ignore[attr-defined]
-    assert [layer.fp8 is None for layer in down] == [True, False]
+    assert [isinstance(layer, Fp8Linear) for layer in down] == [False, True]
     got = model.run([(0, 0, IDS)])[0]
     assert 1e-6 < ((got - expected).norm() / expected.norm()).item() < 0.1
 
@@ -327,14 +335,15 @@ def test_blocks_of_another_size() -> None:
         ({"quant_method": "compressed-tensors", "config_groups": {}}, "no config_groups"),
         ({**groups("tensor"), "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse-24-bitmask"),
         ({**groups("tensor"), "transform_config": {"config_groups": {"a": {}}}}, "transforms"),
+        ({"quant_method": "gptq"}, "only 'fp8' is supported"),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "quant_method='bitsandbytes', but only 'fp8'"),
         ("fp8", "must be a JSON object, got 'fp8'"),
     ],
 )
-def test_other_layouts_are_refused(config: Any, message: str, tmp_path: Path) -> None:
+def test_other_layouts_are_refused(config: Any, message: str, tmp_path: Path, manager: PluginManager) -> None:
     raw = json.loads((tiny_checkpoint("qwen3", tmp_path) / "config.json").read_text())
     with pytest.raises(ConfigError, match=message):
-        ModelConfig.from_dict({**raw, "quantization_config": config})
+        read({**raw, "quantization_config": config}, manager)
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_defaults(manager: PluginManager) -> None:
     """Without overrides, every group has its default choice and every option its dataclass's default value."""
     config = compose(manager)
     names = {group: manager.name_of(group, getattr(config, group)) for group in GROUPS}
-    assert names == {group: "null" if group in ROUTER_GROUPS else default_choice(group) for group in GROUPS}
+    assert names == {group: "null" if group in ROUTER_GROUPS else default_choice(group) or "null" for group in GROUPS}
     assert (names["cache"], names["scheduler"]) == ("radix", "prefill_first")
     plain = Config(**{group: getattr(config, group) for group in GROUPS})
     assert config == plain

@@ -31,6 +31,8 @@ SELECTED = {
     "communicator.torch",
     "fp8_gemm.auto",
     "graph.none",
+    "kernels.auto",
+    "kernels.cpp",
     "moe.torch",
     "scheduler.prefill_first",
     "speculation.none",

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test experts     (`hint experts` for a hint)
 Serve it:  python -m minisgl model=tutor-moe plugins=my_experts.py moe=mine
 """
 
-# minisgl lab experts, skeleton cd6f888f65 (minisgl 0.2.0)
+# minisgl lab experts, skeleton 507466a5b2 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class MyMoe:
 
     def load(self, gate_up: Tensor, down: Tensor, experts: range, activation: str) -> Experts:
         """Keep the weights as they are: see `MoeBackend.load`."""
-        from minisgl.layers.mlp import activation as find
+        from minisgl.plugins.kernels.ops.activation import activation as find
 
         return Experts(gate_up, down, experts.start, find(activation))
 

@@ -51,7 +51,7 @@ DECODE_ROWS = (1, 3, 64)
 
 MIXED_ROWS = (1, 2, 4)
 """Numbers of decode rows of steps that also have a prompt. Such steps compute few decode rows by other kernels than
-steps of decode rows alone (`minisgl.models.few_rows`)."""
+steps of decode rows alone (`minisgl.plugins.kernels.converted.few_rows`)."""
 
 VERIFY_ROWS = (1, 4, 64)
 """Numbers of rows that verify drafts."""

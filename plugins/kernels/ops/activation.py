@@ -7,11 +7,14 @@ Shazeer, GLU Variants Improve Transformer, 2020.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor
 
+from minisgl.layers.mlp import activation as check
 from minisgl.plugins.kernels.ops.cpp import elementwise as cpp
 from minisgl.plugins.kernels.ops.fp8 import QuantizedRows, quantize_rows
 
@@ -19,6 +22,12 @@ Act = Literal["silu", "gelu", "gelu_tanh"]
 
 ACTS: dict[str, Act] = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 """Hugging Face's ``hidden_act`` → the activation's name in the kernels that compute it."""
+
+
+def activation(name: str) -> Callable[[Tensor], Tensor]:
+    """Return the gated activation for Hugging Face's ``hidden_act``: [..., 2·dim] → [..., dim]. See `check`."""
+    check(name)
+    return partial(act_and_mul, act=ACTS[name])
 
 
 def act_and_mul(x: Tensor, act: Act) -> Tensor:

@@ -1,6 +1,6 @@
 """Gumbel noise and argmax in one pass over the logits, and token masks, in Triton.
 
-The torch references are `minisgl.engine.gumbel.draw_torch` and `minisgl.engine.logits_processors.mask_tokens`. The
+The torch references are `minisgl.engine.gumbel.draw` and `minisgl.engine.logits_processors.mask_tokens`. The
 noise is bit-identical to that of `minisgl.engine.gumbel` on a GPU: both use the same integer hash, and CUDA's log1p and
 log.
 """

@@ -17,7 +17,8 @@ from minisgl.config import ConfigError
 from minisgl.layers.weight_shards import WeightShard
 from minisgl.plugins.kernels.ops.activation import Act
 from minisgl.plugins.kernels.ops.fp8 import BLOCK, E4M3, Fp8Weight, QuantizedRows, blocks
-from minisgl.quantization import CompiledFp8Gemm, Fp8Gemm, GatedFp8Gemm
+from minisgl.plugins.kernels.ops.fp8_gemm import Fp8Gemm, GatedFp8Gemm
+from minisgl.plugins.quantization.e4m3.checkpoint import QuantizedShard
 
 __all__ = ["Fp8", "Fp8Matrix"]
 
@@ -37,12 +38,6 @@ class Fp8:
     def serves(self, weights: Sequence[str], names: frozenset[str] | None) -> bool:
         """Return whether a layer with these ``weights`` is in FP8. ``names`` are the tensors that the source has."""
         return self.quantize or names is None or all(f"{name}_scale_inv" in names for name in weights)
-
-    def prepare(self, model: object, rows: int) -> None:
-        """Compile what the products of the loaded ``model`` need for 1 to ``rows`` rows: see `CompiledFp8Gemm`."""
-        if isinstance(model, nn.Module) and isinstance(self.gemm, CompiledFp8Gemm):
-            matrices = [module for module in model.modules() if isinstance(module, Fp8Matrix)]
-            self.gemm.prepare([weight for matrix in matrices for weight in matrix.loaded], rows)
 
 
 class Fp8Matrix(nn.Module):
@@ -98,8 +93,8 @@ class Fp8Matrix(nn.Module):
         source has; None: it has any tensor, in any dtype.
         """
         if not self.fp8.stored or names is None or f"{name}_scale_inv" not in names:
-            shard = WeightShard.part(name, shape, dim, start, target.values)
-            yield shard.quantized(target.scale_inv, self.dtype)
+            wide = WeightShard.part(name, shape, dim, start, target.values)
+            yield QuantizedShard(wide.name, wide.shape, wide.index, wide.target, target.scale_inv, self.dtype)
             return
         here, total = target.values.shape[dim], shape[dim]
         if start % BLOCK or (start + here < total and here % BLOCK):

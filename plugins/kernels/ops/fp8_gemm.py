@@ -1,7 +1,7 @@
 """The interface of an FP8 matrix product. Products are plugins (`plugins/fp8_gemm/`).
 
-A backend multiplies activations with a weight in e4m3. The layers (`minisgl.layers.fp8`) hold the weights; their layout
-is described in `minisgl.plugins.kernels.ops.fp8`.
+A backend multiplies activations with a weight in e4m3. The layers (`plugins/quantization/e4m3/`) hold the weights;
+`minisgl.plugins.kernels.ops.fp8` describes their layout.
 """
 
 from __future__ import annotations

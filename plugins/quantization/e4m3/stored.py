@@ -37,7 +37,7 @@ class StoredFp8:
 
     ``block`` is the size of a weight's block, (rows, columns), where scales are blocks. ``dequantized`` is the reason
     why the weights are converted to the model's dtype while they are loaded, or "" if the linear layers multiply them
-    in FP8 (`minisgl.layers.fp8`).
+    in FP8 (`minisgl.plugins.quantization.e4m3.layers`).
     """
 
     block: tuple[int, int] | None

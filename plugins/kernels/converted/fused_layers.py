@@ -3,7 +3,7 @@
 `DecoderLayer.forward` shows a layer operation by operation, and is the reference. The function `forward` of this module
 computes all layers with seven launches for each layer instead of ten: QKV projection; QK-norm, RoPE and KV store;
 attention; the merge of its splits; output projection; gate, up and activation; down projection. `serves` decides
-which of the two runs. `minisgl.models.few_rows` has still fewer launches, for at most four rows.
+which of the two runs. `few_rows` has still fewer launches, for at most four rows.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from typing import Any
 
 from torch import Tensor
 
-from minisgl.layers import GatedMLP
-from minisgl.models.few_rows import is_usual
+from minisgl.models.decoder import DecoderLayer
+from minisgl.plugins.kernels.converted.few_rows import is_usual
+from minisgl.plugins.kernels.converted.layers import FastMLP
+from minisgl.plugins.kernels.ops.activation import ACTS
 from minisgl.plugins.kernels.ops.fused_linear import ResidualStream
 from minisgl.plugins.kernels.ops.norm import rms_norm
 
@@ -22,11 +24,11 @@ MIN_ROWS = 2
 """The fewest rows that `forward` computes. `minisgl.plugins.kernels.ops.linear` multiplies one row faster."""
 
 
-def serves(layers: Iterable[Any], layer_type: type, x: Tensor) -> bool:
+def serves(layers: Iterable[Any], x: Tensor) -> bool:
     """Return whether `forward` can compute ``layers`` of x [rows, hidden].
 
-    The layers must be of ``layer_type``, which is `DecoderLayer`, not of a subclass, and have no experts. There must be
-    one rank, a Hopper GPU, `MIN_ROWS` to 256 rows, and weights that the kernels support.
+    The layers must be exactly of the class `DecoderLayer`, and have no experts. There must be one rank, a Hopper GPU,
+    `MIN_ROWS` to 256 rows, and weights that the kernels support.
     """
     if not x.is_cuda or len(x) < MIN_ROWS:
         return False
@@ -35,14 +37,14 @@ def serves(layers: Iterable[Any], layer_type: type, x: Tensor) -> bool:
 
     if len(x) > MAX_ROWS or not is_hopper(x.device):
         return False
-    return all(type(layer) is layer_type and _serves_layer(layer, x) for layer in layers)
+    return all(type(layer) is DecoderLayer and _serves_layer(layer, x) for layer in layers)
 
 
 def _serves_layer(layer: Any, x: Tensor) -> bool:
     """Return whether the kernels support the weights of this layer, on one rank."""
     from minisgl.plugins.kernels.ops.triton.fused_linear import serves as serves_weight
 
-    if not is_usual(layer) or type(layer.mlp) is not GatedMLP:
+    if not is_usual(layer) or type(layer.mlp) is not FastMLP:
         return False
     attention, mlp = layer.self_attn, layer.mlp
     products = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
@@ -67,7 +69,9 @@ def forward(layers: Iterable[Any], x: Tensor, cos_sin: Tensor, out_cache_loc: Te
         heads = attention.attend(qkv, cos_sin, out_cache_loc)
         stream = add_linear(heads, o_proj.weight, o_proj.bias, stream.x, mlp_norm.weight)
         gate_up, down = mlp.gate_up_proj, mlp.down_proj
-        inner = normed_linear(stream.scaled, stream.squares, mlp_norm.eps, gate_up.weight, gate_up.bias, mlp.act_name)
+        inner = normed_linear(
+            stream.scaled, stream.squares, mlp_norm.eps, gate_up.weight, gate_up.bias, ACTS[mlp.act_name]
+        )
         next_weight = None if next_norm is None else next_norm.weight
         stream = add_linear(inner, down.weight, down.bias, stream.x, next_weight)
     return stream.x

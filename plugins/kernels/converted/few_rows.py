@@ -9,38 +9,37 @@ The function `forward` of this module computes all layers with the kernels of
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
-from minisgl.layers import (
-    GatedMLP,
-    LinearColParallelMerged,
-    LinearQKVMerged,
-    LinearRowParallel,
-    MoELayer,
-    RMSNormFused,
-)
 from minisgl.layers.attention import AttentionLayer
+from minisgl.models.decoder import DecoderLayer
 from minisgl.moe import RoutedDecode
+from minisgl.plugins.kernels.converted.layers import (
+    FastColParallelMerged,
+    FastMLP,
+    FastMoE,
+    FastNormFused,
+    FastQKVMerged,
+    FastRowParallel,
+)
+from minisgl.plugins.kernels.ops.activation import ACTS
 from minisgl.plugins.kernels.ops.launch import in_pieces
-
-if TYPE_CHECKING:
-    from minisgl.models.decoder import DecoderLayer
 
 MAX_ROWS = 4
 """The most rows for which `forward` was faster than the layers' own code on an H200: see docs/benchmarks/h200.md."""
 
 
-def serves(layers: Iterable[Any], layer_type: type, x: Tensor) -> bool:
+def serves(layers: Iterable[Any], x: Tensor) -> bool:
     """Return whether `forward` can compute ``layers`` of x [rows, hidden].
 
-    The layers must be of ``layer_type``, which is `DecoderLayer`, not of a subclass. There must be one GPU, at most
-    `MAX_ROWS` rows, and an attention backend that computes them from the result of the QKV projection.
+    The layers must be exactly of the class `DecoderLayer`. There must be one GPU, at most `MAX_ROWS` rows, and an
+    attention backend that computes them from the result of the QKV projection.
     """
     if not x.is_cuda or len(x) > MAX_ROWS or in_pieces():
         return False
-    return all(type(layer) is layer_type and _serves_layer(layer, x) and fuses(layer, x) for layer in layers)
+    return all(type(layer) is DecoderLayer and _serves_layer(layer, x) and fuses(layer, x) for layer in layers)
 
 
 def fuses(layer: Any, x: Tensor) -> bool:
@@ -57,9 +56,9 @@ def _serves_layer(layer: Any, x: Tensor) -> bool:
         return False
     attention, mlp = layer.self_attn, layer.mlp
     weights = [attention.qkv_proj.weight, attention.o_proj.weight]
-    if type(mlp) is GatedMLP:
+    if type(mlp) is FastMLP:
         weights += [mlp.gate_up_proj.weight, mlp.down_proj.weight]
-    elif type(mlp) is MoELayer and isinstance(mlp.moe, RoutedDecode) and mlp.moe.serves_routed(mlp.experts, x):
+    elif type(mlp) is FastMoE and isinstance(mlp.moe, RoutedDecode) and mlp.moe.serves_routed(mlp.experts, x):
         weights.append(mlp.gate)
     else:
         return False
@@ -67,18 +66,18 @@ def _serves_layer(layer: Any, x: Tensor) -> bool:
 
 
 def is_usual(layer: Any) -> bool:
-    """Return whether attention, norms and dense projections of a `DecoderLayer` are minisgl's own, on one rank.
+    """Return whether a `DecoderLayer` has minisgl's own attention, and converted norms and projections, on one rank.
 
     A plugin may replace any of them by a module that computes something else, and then the layer must call it.
     """
     attention, mlp, norms = layer.self_attn, layer.mlp, (layer.input_layernorm, layer.post_attention_layernorm)
-    if type(attention) is not AttentionLayer or any(type(norm) is not RMSNormFused for norm in norms):
+    if type(attention) is not AttentionLayer or any(type(norm) is not FastNormFused for norm in norms):
         return False
     if any(norm.comm is not None for norm in norms):
         return False
-    own: list[tuple[Any, type]] = [(attention.qkv_proj, LinearQKVMerged), (attention.o_proj, LinearRowParallel)]
-    if type(mlp) is GatedMLP:
-        own += [(mlp.gate_up_proj, LinearColParallelMerged), (mlp.down_proj, LinearRowParallel)]
+    own: list[tuple[Any, type]] = [(attention.qkv_proj, FastQKVMerged), (attention.o_proj, FastRowParallel)]
+    if type(mlp) is FastMLP:
+        own += [(mlp.gate_up_proj, FastColParallelMerged), (mlp.down_proj, FastRowParallel)]
     return all(type(module) is kind for module, kind in own)
 
 
@@ -110,10 +109,10 @@ def _mlp(layer: DecoderLayer, x: Tensor) -> Tensor:
 
     mlp: Any = layer.mlp
     norm = layer.post_attention_layernorm
-    if isinstance(mlp, MoELayer):
+    if isinstance(mlp, FastMoE):
         assert isinstance(mlp.moe, RoutedDecode)
         logits = projection(x, mlp.gate, None, norm.weight, norm.eps)
         return mlp.moe.forward_routed(mlp.experts, x, norm.weight, norm.eps, logits, mlp.top_k, mlp.renormalize)
     gate_up, down = mlp.gate_up_proj, mlp.down_proj
-    inner = projection(x, gate_up.weight, gate_up.bias, norm.weight, norm.eps, act=mlp.act_name)
+    inner = projection(x, gate_up.weight, gate_up.bias, norm.weight, norm.eps, act=ACTS[mlp.act_name])
     return projection(inner, down.weight, down.bias, residual=x)

@@ -1,0 +1,161 @@
+"""The core's layers with the functions of `minisgl.plugins.kernels.ops`, which choose a kernel by device and shape.
+
+`convert_layers` gives a module one of these classes if its own class is exactly the plain one. So a layer that a plugin
+put in its place still computes what the plugin says.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from minisgl.distributed.group import GroupCommunicator
+from minisgl.layers.embedding import ParallelLMHead, VocabParallelEmbedding
+from minisgl.layers.linear import LinearColParallelMerged, LinearQKVMerged, LinearRowParallel
+from minisgl.layers.mlp import GatedMLP
+from minisgl.layers.moe import MoELayer
+from minisgl.layers.norm import RMSNorm, RMSNormFused
+from minisgl.models.converter import convert
+from minisgl.plugins.kernels.ops import huge_pages
+from minisgl.plugins.kernels.ops.activation import ACTS, act_and_mul
+from minisgl.plugins.kernels.ops.gated import gated_linear
+from minisgl.plugins.kernels.ops.linear import Packed, linear, pack
+from minisgl.plugins.kernels.ops.norm import add_rms_norm, prepare, rms_norm
+from minisgl.plugins.kernels.ops.routing import softmax_topk
+
+__all__ = [
+    "CLASSES",
+    "FastColParallelMerged",
+    "FastMLP",
+    "FastMoE",
+    "FastNorm",
+    "FastNormFused",
+    "FastQKVMerged",
+    "FastRowParallel",
+    "convert_layers",
+    "use_huge_pages",
+]
+
+CPU_ROWS = 1024
+"""The most tokens whose MLP a CPU computes at a time, so that the gate-and-up results stay in its cache. Without the
+limit, a step of 8192 tokens spent a fifth of its time on first-touch allocation of memory for these activations.
+"""
+
+
+class FastColParallelMerged(LinearColParallelMerged):
+    """`LinearColParallelMerged` with the fastest product. ``packed`` is a copy of the weight for few rows on a CPU."""
+
+    packed: Packed | None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply x [..., in] with all parts: see `LinearColParallelMerged`."""
+        return linear(x, self.weight, self.bias, self.packed)
+
+
+class FastQKVMerged(LinearQKVMerged):
+    """`LinearQKVMerged` with the fastest product."""
+
+    packed: Packed | None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply x [..., in] with all parts: see `LinearQKVMerged`."""
+        return linear(x, self.weight, self.bias, self.packed)
+
+
+class FastRowParallel(LinearRowParallel):
+    """`LinearRowParallel` with the fastest product."""
+
+    packed: Packed | None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply x [tokens, in / size]; returns [tokens, out], a partial sum unless the layer has ``reduce``."""
+        y = linear(x, self.weight, self.bias if self.comm.rank == 0 else None, self.packed)
+        return self.comm.all_reduce(y) if self.reduce else y
+
+
+class FastLMHead(ParallelLMHead):
+    """`ParallelLMHead` with the fastest product."""
+
+    packed: Packed | None
+
+    def product(self, hidden: Tensor) -> Tensor:
+        """Return the logits [rows, rows of this rank]."""
+        return linear(hidden, self.weight, packed=self.packed)
+
+
+class FastNorm(RMSNorm):
+    """`RMSNorm` in one launch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise x [..., dim]."""
+        return rms_norm(x, self.weight, self.eps)
+
+
+class FastNormFused(RMSNormFused):
+    """`RMSNormFused` in one launch, the all-reduce included if the communicator can."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, residual: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return ``(norm(x + residual), x + residual)``: see `RMSNormFused`."""
+        if residual is None:
+            return rms_norm(x, self.weight, self.eps), x
+        if self.comm is not None:
+            if type(self.comm).all_reduce_norm is not GroupCommunicator.all_reduce_norm:
+                return self.comm.all_reduce_norm(x, residual, self.weight, self.eps)
+            x = self.comm.all_reduce(x)
+        return add_rms_norm(x, residual, self.weight, self.eps)
+
+
+class FastMLP(GatedMLP):
+    """`GatedMLP` with the product and the activation in one launch, where that is faster."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute the MLP of x [tokens, hidden]; returns a partial sum [tokens, hidden]."""
+        if x.device.type == "cpu" and len(x) > CPU_ROWS:
+            return torch.cat([self.forward(rows) for rows in x.split(CPU_ROWS)])
+        merged, act = self.gate_up_proj, ACTS[self.act_name]
+        inner = None
+        if merged.bias is None and type(merged) is FastColParallelMerged:
+            inner = gated_linear(x, merged.weight, act)
+        out: Tensor = self.down_proj(act_and_mul(merged(x), act) if inner is None else inner)
+        return out
+
+
+class FastMoE(MoELayer):
+    """`MoELayer` with the routing in two launches."""
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Route x [tokens, hidden]: see `MoELayer.route`."""
+        return softmax_topk(linear(x, self.gate), self.top_k, self.renormalize)
+
+
+PRODUCTS: dict[type, type] = {
+    LinearColParallelMerged: FastColParallelMerged,
+    LinearQKVMerged: FastQKVMerged,
+    LinearRowParallel: FastRowParallel,
+    ParallelLMHead: FastLMHead,
+}
+CLASSES = PRODUCTS | {RMSNorm: FastNorm, RMSNormFused: FastNormFused, GatedMLP: FastMLP, MoELayer: FastMoE}
+"""Plain class → the class of a converted module."""
+
+
+def convert_layers(model: nn.Module) -> None:
+    """Convert the layers of a loaded ``model``. On a CPU, compile what their first step needs, and pack weights."""
+    convert(model, CLASSES)
+    products = tuple(PRODUCTS.values())
+    for module in model.modules():
+        if type(module) in products:
+            module.packed = pack(module.weight)  # type: ignore[arg-type, assignment]
+        elif type(module) in (FastNorm, FastNormFused):
+            prepare(module.weight)  # type: ignore[arg-type]
+
+
+def use_huge_pages(model: nn.Module) -> None:
+    """Put the large weights of products and of the embedding on a CPU in huge pages, before they are loaded."""
+    kinds = (*PRODUCTS, VocabParallelEmbedding)
+    weights = {id(m.weight): m.weight for m in model.modules() if type(m) in kinds}
+    for weight in weights.values():
+        assert isinstance(weight, nn.Parameter)
+        if weight.device.type == "cpu" and weight.nbytes >= huge_pages.HUGE_PAGE:
+            weight.data = huge_pages.empty(weight.shape, weight.dtype, weight.device)  # zeros, until it is written
