@@ -123,7 +123,7 @@ def test_max_tokens_from_context(harness: Harness, tokenizer: Tokenizer) -> None
     assert (end.uid, end.status, end.field, end.code) == (2, 400, "prompt", "context_length_exceeded")
 
 
-@pytest.mark.parametrize("prompt", [TextPrompt(""), TokensPrompt(b""), ChatPrompt([{"role": "user"}], True, {"x": 1})])
+@pytest.mark.parametrize("prompt", [TextPrompt(""), TokensPrompt(b""), ChatPrompt([{"role": "user", "content": 3}])])
 def test_promises_1_and_2_refused_prompt(harness: Harness, prompt: TextPrompt | TokensPrompt | ChatPrompt) -> None:
     """A refused prompt ends each of its requests exactly once, and the next prompt is served."""
     harness.worker.handle(Submit([7, 8], prompt, SamplingParams(n=2)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -38,7 +39,6 @@ class ExactTokenizer(Tokenizer):
         super().__init__(raw, template, parse_special_tokens, eos_ids=eos_ids)
         self.clean_up_spaces = clean_up_spaces
         self._is_local = _is_local(decoder_parts(raw))
-        self._client_text = None if template is None or parse_special_tokens else ClientText(raw, template)
 
     @classmethod
     def from_dir(cls, path: str | Path, parse_special_tokens: bool = False) -> Self | None:
@@ -77,6 +77,13 @@ class ExactTokenizer(Tokenizer):
             raw.decoder = decoder
 
     # ---- chats -------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _client_text(self) -> ClientText | None:
+        """None if special tokens in messages are tokens. It is made for the first chat: rank 0 has none."""
+        if self._parse_special_tokens or not isinstance(self.template, CheckedTemplate):
+            return None
+        return ClientText(self.raw, self.template)
 
     def render(
         self,
