@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minisgl.attention import AttentionBackend, AttnBatch, LayerSpec
+from minisgl.attention import AttentionBackend, AttnBatch, LayerSpec, QKNorm
 from minisgl.kvcache.pool import KVPool
 
 __all__ = ["CASES", "AttentionCase", "AttentionConformance", "PreparedCase", "prepare_case", "run_case"]
@@ -161,6 +161,51 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, layer: LayerSpec) -> Tensor:
     return torch.einsum("hnl,lhd->nhd", scores.masked_fill(~mask, float("-inf")).softmax(-1), v)
 
 
+class _Dense(AttentionBackend):
+    """Dense attention, row by row, with the KV store of the base class."""
+
+    def plan(self, batch: AttnBatch) -> None:
+        self.batch = batch
+
+    def forward(self, layer: LayerSpec, q: Tensor, out: Tensor) -> Tensor:
+        ends, keys_and_values = self.batch.cu_seqlens_q_cpu.tolist(), self.pool.layer(layer.index)
+        for row, length in enumerate(self.batch.seq_lens_cpu.tolist()):
+            where = _kv_locations(self.batch, self.pool.page_size, row)[:length]
+            k, v = (x.flatten(0, 1)[where] for x in keys_and_values)
+            out[ends[row] : ends[row + 1]] = _dense(q[ends[row] : ends[row + 1]], k, v, layer).to(out.dtype)
+        return out
+
+
+def _attend(backend: AttentionBackend, case: AttentionCase, device: torch.device | str, normed: bool) -> list[Tensor]:
+    """Return the result of ``backend.attend`` for a case, and the keys and values in the pool: float64, on the CPU."""
+    layout = "NHD" if isinstance(backend, _Dense) else backend.needs().layout
+    prepared, generator = prepare_case(case, layout, device), torch.Generator().manual_seed(1)
+    batch, layer = prepared.batch, prepared.layers[1]
+    heads, dim = layer.q_heads + 2 * layer.kv_heads, layer.head_dim
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device)
+
+    qkv = randn(len(prepared.q), heads * dim).to(case.dtype)
+    weights = (1 + randn(2, dim) / 4).to(case.dtype)
+    norm = QKNorm(weights[0], weights[1], 1e-6) if normed else None
+    angles = 6 * randn(len(qkv), dim // 2)
+    q_lens = np.diff(batch.cu_seqlens_q_cpu).tolist()
+    out_cache_loc = torch.cat([_kv_locations(batch, case.page_size, row)[-n:] for row, n in enumerate(q_lens)])
+    backend.bind(prepared.pool, prepared.layers, [])
+    backend.plan(batch)
+    out = backend.attend(layer, qkv, norm, torch.cat((angles.cos(), angles.sin()), -1), out_cache_loc)
+    return [x.cpu().double() for x in (out, *prepared.pool.layer(1))]
+
+
+def _kv_locations(batch: AttnBatch, page_size: int, row: int) -> Tensor:
+    """Return the KV locations of all positions of a row, int64 [positions]."""
+    position = torch.arange(int(batch.seq_lens_cpu[row]), device=batch.page_table.device)
+    return (
+        batch.page_table[batch.req_pool_indices[row], position // page_size].long() * page_size + position % page_size
+    )
+
+
 class AttentionConformance:
     """The tests that every attention backend must pass.
 
@@ -218,6 +263,24 @@ class AttentionConformance:
         plain = self.supported_cases()[0]
         for before, count in ((0, 1), (0, 2), (1, 1), (15, 1), (16, 1), (17, 1), (15, 2), (16, 2), (40, 5)):
             self.agree(self.make(), replace(plain, rows=((before, count),)))
+
+    def test_attend(self) -> None:
+        """`attend` stores the keys and values that the base class stores, and returns dense attention over them.
+
+        A backend without `attend` is not tested: the plugin manager gives it that of the base class.
+        """
+        plain = self.supported_cases()[0]
+        few, mixed = ((5, 1), (90, 1), (15, 1)), ((37, 1), (16, 1), (0, 20), (21, 3))
+        for rows, normed in itertools.product((few, mixed), (False, True)):
+            case = replace(plain, rows=rows)
+            made = self.make()
+            if hasattr(made, "attend"):
+                stored, attended = (_attend(backend, case, self.device, normed) for backend in (_Dense(), made))
+                eps = 10 * self.tolerance if case.dtype == torch.float32 else 4e-2
+                for got, want, what in zip(attended, stored, ("result", "keys in the pool", "values"), strict=True):
+                    wrong = ~torch.isclose(got, want, atol=eps, rtol=eps, equal_nan=what != "result")
+                    off = float((got - want)[wrong].abs().max()) if wrong.any() else 0.0
+                    assert not wrong.any(), f"{case}: after `attend`, the {what} are off by {off:.3g}"
 
     def test_no_state_between_steps(self) -> None:
         """The result of a step does not depend on the steps before it."""

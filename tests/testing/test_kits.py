@@ -102,6 +102,29 @@ class ContiguousPages(PagedAttention):
         return pages[0].long() * self.pool.page_size + torch.arange(length)
 
 
+class NoNorm(PagedAttention):
+    """Leaves out the norm of queries and keys."""
+
+    def attend(self, layer: LayerSpec, qkv: torch.Tensor, norm: object, *given: torch.Tensor) -> torch.Tensor:
+        return super().attend(layer, qkv, None, *given)
+
+
+class UnrotatedKeys(PagedAttention):
+    """Stores keys as they are before RoPE."""
+
+    def norm_rope_store(self, layer: LayerSpec, qkv: torch.Tensor, *given: Any) -> torch.Tensor:
+        q = super().norm_rope_store(layer, qkv, *given)
+        _, k, v = qkv.view(len(qkv), -1, layer.head_dim).split((layer.q_heads, layer.kv_heads, layer.kv_heads), dim=1)
+        self.pool.store(layer.index, k, v, given[-1])
+        return q
+
+
+@pytest.mark.parametrize("wrong", [NoNorm, UnrotatedKeys])
+def test_faulty_attend(wrong: type) -> None:
+    """The attention kit finds each backend that fuses wrongly, by `attend` alone."""
+    assert set(failures(kit_of(AttentionConformance, wrong))) == {"test_attend"}
+
+
 @pytest.mark.parametrize("wrong", [TopLeft, NoMask, WrongGroups, ContiguousPages])
 def test_faulty_backends(wrong: type) -> None:
     """The attention kit finds each faulty backend."""
