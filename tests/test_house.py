@@ -45,16 +45,6 @@ ENTRIES = {
 }
 """Modules that may import a module of a higher layer, and what they import."""
 
-KERNEL_USERS = {
-    "minisgl/bench/host.py",
-    "minisgl/bench/kernels.py",
-    "minisgl/bench/speculation.py",
-    "minisgl/bench/synthetic.py",
-    "minisgl/bench/tiles.py",
-    "minisgl/distributed/group.py",
-}
-"""To do: modules of the core that still import `minisgl.plugins.kernels`. Those of `bench` measure the kernels."""
-
 
 def sources(*folders: str) -> Iterator[Path]:
     """Every Python file below the folders."""
@@ -145,7 +135,7 @@ def test_core_names_no_plugin_and_no_gpu_package() -> None:
     gpu = {"flashinfer", "flash_attn", "flash_attn_interface", "tensorrt_llm", "cuda", "cupy", "nccl"}
     for path in sources("minisgl"):
         for name in imports(path):
-            if not {"testing", "bench"} & set(path.parts) and path.relative_to(ROOT).as_posix() not in KERNEL_USERS:
+            if not {"testing", "bench"} & set(path.parts):
                 # The kits, the simulation and the benchmarks build shipped plugins by name.
                 assert not name.startswith("minisgl.plugins"), f"{path} imports {name}"
             assert name.partition(".")[0] not in gpu, f"{path} imports {name}"

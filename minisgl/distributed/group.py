@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from minisgl.config import ConfigError
-from minisgl.plugins.kernels.ops.launch import one_launch
+from minisgl.utils.launch import one_launch
 
 
 class GroupCommunicator:

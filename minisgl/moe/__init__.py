@@ -5,12 +5,12 @@ A backend computes the experts' outputs. The layer (`minisgl.layers.moe`) comput
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["MoeBackend", "RoutedDecode"]
+__all__ = ["MoeBackend"]
 
 
 class MoeBackend(Protocol):
@@ -31,22 +31,3 @@ class MoeBackend(Protocol):
         `load`, and this rank's slice of them. With several ranks it is a partial sum, which is all-reduced outside the
         backend.
         """
-
-
-@runtime_checkable
-class RoutedDecode(Protocol):
-    """An optional ability of a backend: a few rows' norm, routing and experts in one call, with few launches."""
-
-    def serves_routed(self, weights: Any, x: Tensor) -> bool:
-        """Return whether `forward_routed` can compute x [rows, hidden] with these experts."""
-        ...
-
-    def forward_routed(
-        self, weights: Any, x: Tensor, norm_weight: Tensor, eps: float, logits: Tensor, top_k: int, renormalize: bool
-    ) -> Tensor:
-        """Return x + the weighted sum of the outputs of each row's experts for the RMSNorm of x, [rows, hidden].
-
-        x is the residual stream [rows, hidden]. The ``top_k`` experts and their weights follow from the router's
-        ``logits`` [rows, experts], as `minisgl.layers.moe.MoELayer` describes.
-        """
-        ...

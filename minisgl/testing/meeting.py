@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from minisgl.plugins.kernels.ops.launch import one_launch
 from minisgl.plugins.kernels.ops.norm import add_rms_norm
 from minisgl.testing.threads import RankStopped, RankThreads
+from minisgl.utils.launch import one_launch
 
 __all__ = ["Collective", "Meeting", "MeetingViolation"]
 

@@ -19,7 +19,7 @@ from minisgl.attention import AttentionBackend, AttnBatch, AttnNeeds, GraphKey, 
 from minisgl.config import ConfigError
 from minisgl.hooks import hookimpl
 from minisgl.plugins.kernels.ops.cpp import attention as kernel
-from minisgl.plugins.kernels.ops.launch import one_launch
+from minisgl.utils.launch import one_launch
 
 if TYPE_CHECKING:
     from minisgl.kvcache.pool import KVPool

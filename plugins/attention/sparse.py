@@ -18,7 +18,7 @@ import torch
 
 from minisgl.attention import AttentionBackend, AttnBatch, AttnNeeds, GraphKey, LayerSpec
 from minisgl.hooks import hookimpl
-from minisgl.plugins.kernels.ops.launch import one_launch
+from minisgl.utils.launch import one_launch
 
 if TYPE_CHECKING:
     from minisgl.kvcache.pool import KVPool

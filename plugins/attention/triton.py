@@ -18,7 +18,7 @@ from minisgl.core import I32
 from minisgl.hooks import hookimpl
 from minisgl.plugins.kernels.attention import FusedStore
 from minisgl.plugins.kernels.ops.fp8 import QuantizedRows
-from minisgl.plugins.kernels.ops.launch import one_launch
+from minisgl.utils.launch import one_launch
 
 if TYPE_CHECKING:
     from minisgl.kvcache.pool import KVPool

@@ -20,7 +20,7 @@ import numpy as np
 from minisgl.core import I32  # a numpy array of int32
 from minisgl.hooks import hookimpl
 from minisgl.kvcache import InsertResult, Key, MatchResult
-from minisgl.plugins.kernels.ops import compare
+from minisgl.plugins.cache import compare
 
 _NONE = np.empty(0, np.int32)
 

@@ -20,9 +20,9 @@ from minisgl.config import ConfigError
 from minisgl.distributed import Communicator
 from minisgl.distributed.group import GroupCommunicator
 from minisgl.hooks import hookimpl
-from minisgl.plugins.kernels.ops.launch import one_launch
 from minisgl.plugins.kernels.ops.norm import add_rms_norm
 from minisgl.plugins.kernels.ops.reduce import Mailboxes, cut_mailboxes, empty, mailbox_bytes
+from minisgl.utils.launch import one_launch
 
 MIB = 1 << 20
 
@@ -69,7 +69,7 @@ class NcclCommunicator(GroupCommunicator):
 
     def _share(self, name: str) -> None:
         """Allocate the shared memory. Raises `ConfigError` if the GPUs can't access each other's memory."""
-        from minisgl.distributed.shared import SharedMemory
+        from minisgl.plugins.communicator.shared import SharedMemory
 
         size = self.two_shot_bytes + mailbox_bytes(self.one_shot_bytes, self.size)
         try:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minisgl.hooks import hookimpl
-from minisgl.plugins.kernels.ops.fp8_gemm import CompiledFp8Gemm, GatedFp8Gemm
 
 if TYPE_CHECKING:
     import torch
@@ -86,14 +85,16 @@ class AutoFp8Gemm:
     ) -> torch.Tensor | None:
         """Compute it with the backend for this number of rows, if that can: see `GatedFp8Gemm.forward_gated`."""
         backend, loaded = weight[len(x) > FEW_ROWS]
-        return backend.forward_gated(loaded, x, act) if isinstance(backend, GatedFp8Gemm) else None
+        gated: Any = getattr(backend, "forward_gated", None)
+        return None if gated is None else gated(loaded, x, act)
 
     def prepare(self, weights: Sequence[tuple[Product, Product]], rows: int) -> None:
         """Let each backend prepare the weights that it multiplies: see `CompiledFp8Gemm.prepare`."""
         for backend in {id(each): each for each in (*self.few, *self.many)}.values():
             chosen = [product.weight for pair in weights for product in pair if product.backend is backend]
-            if chosen and isinstance(backend, CompiledFp8Gemm):
-                backend.prepare(chosen, rows)
+            prepare: Any = getattr(backend, "prepare", None)
+            if chosen and prepare is not None:
+                prepare(chosen, rows)
 
 
 @hookimpl

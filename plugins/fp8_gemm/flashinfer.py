@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from minisgl.config import ConfigError
 from minisgl.hooks import hookimpl
-from minisgl.plugins.kernels.ops.launch import one_launch
+from minisgl.utils.launch import one_launch
 
 if TYPE_CHECKING:
     import torch

@@ -18,7 +18,7 @@ import torch
 
 from minisgl.config import ConfigError
 from minisgl.hooks import hookimpl
-from minisgl.plugins.kernels.ops.launch import one_launch
+from minisgl.utils.launch import one_launch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from minisgl.config import ConfigError
 from minisgl.core import I32
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.cache import compare
+from minisgl.plugins.cache.compare import CommonPages, common_pages, common_pages_in_cpp, pick_common_pages
 from minisgl.plugins.cache.radix import Radix, RadixCache
-from minisgl.plugins.kernels.ops import compare, cpp
-from minisgl.plugins.kernels.ops.compare import CommonPages, common_pages, common_pages_in_cpp, pick_common_pages
+from minisgl.plugins.kernels.ops import cpp
 
 
 @pytest.fixture(scope="module")

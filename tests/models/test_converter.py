@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,3 +104,39 @@ def test_torch_gives_the_same_tokens() -> None:
 def test_kernels_that_do_not_fit_the_device_are_refused() -> None:
     with pytest.raises(ValueError, match=r"kernels=triton: these kernels compute on a GPU.*use kernels=cpp"):
         answers("kernels=triton")
+
+
+WITHOUT_KERNELS = """
+import json, sys
+
+
+class NoKernels:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("minisgl.plugins.kernels"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+sys.meta_path.insert(0, NoKernels())
+from minisgl import LLM, SamplingParams
+
+prompts = json.loads(sys.argv[1])
+greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+found = []
+for model in ("tutor", "tutor-moe"):
+    with LLM(model, overrides=["device=cpu", "attention=torch", "graph=none"]) as llm:
+        found.append([output.token_ids for output in llm.generate(prompts, greedy, progress=False)])
+assert not any(name.startswith("minisgl.plugins.kernels.") for name in sys.modules)
+print(json.dumps(found))
+"""
+
+
+def test_without_the_folder_of_kernels() -> None:
+    """A dense model and one with experts give the same tokens if ``plugins/kernels`` was deleted."""
+    command = [sys.executable, "-c", WITHOUT_KERNELS, json.dumps(PROMPTS)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    expected = []
+    for model in ("tutor", "tutor-moe"):
+        with LLM(model, overrides=["device=cpu"]) as llm:
+            expected.append([output.token_ids for output in llm.generate(PROMPTS, GREEDY, progress=False)])
+    assert json.loads(done.stdout.splitlines()[-1]) == expected

@@ -16,8 +16,8 @@ from minisgl.bench.host_scale import Cost, Scale
 from minisgl.core import SamplingParams
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.cache import compare
 from minisgl.plugins.cache.radix import RadixCache
-from minisgl.plugins.kernels.ops import compare
 from minisgl.scheduler.order import LPM_WINDOW, MAX_SKIPPED
 from minisgl.scheduler.page_allocator import _OwnerTable
 from minisgl.scheduler.planner import MAX_ADMISSIONS

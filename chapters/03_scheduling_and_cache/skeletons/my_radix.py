@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test radix     (`hint radix` for a hint)
 Serve it:  python -m minisgl plugins=my_radix.py cache=mine
 """
 
-# minisgl lab radix, skeleton 3676b06633 (minisgl 0.2.0)
+# minisgl lab radix, skeleton c5357ba27f (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import numpy as np
 from minisgl.core import I32  # a numpy array of int32
 from minisgl.hooks import hookimpl
 from minisgl.kvcache import InsertResult, Key, MatchResult
-from minisgl.plugins.kernels.ops import compare
+from minisgl.plugins.cache import compare
 
 _NONE = np.empty(0, np.int32)
 

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test ring     (`hint ring` for a hint)
 Serve it:  python -m minisgl tp=2 plugins=my_ring.py communicator=mine
 """
 
-# minisgl lab ring, skeleton 9891dabac9 (minisgl 0.2.0)
+# minisgl lab ring, skeleton 3f480887d8 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 from minisgl.config import ConfigError
 from minisgl.distributed.group import GroupCommunicator
 from minisgl.hooks import hookimpl
-from minisgl.plugins.kernels.ops.launch import one_launch
+from minisgl.utils.launch import one_launch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,9 +12,9 @@ from torch import Tensor
 from minisgl.chapters.lab.grader.gate import Broken
 from minisgl.chapters.lab.grader.launches import Launches
 from minisgl.chapters.lab.grader.model_parts import RandomWeights, Shape, qwen3, run_ranks, shipped
-from minisgl.plugins.kernels.ops.launch import one_launch
 from minisgl.plugins.kernels.ops.norm import add_rms_norm
 from minisgl.testing.paged import PagedModel
+from minisgl.utils.launch import one_launch
 
 __all__ = ["LAYERS", "launches_of_a_model"]
 

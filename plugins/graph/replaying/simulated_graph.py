@@ -2,7 +2,7 @@
 
 It enforces the rules of CUDA graphs (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs). Code that
 breaks a rule raises a `GraphViolation` that names the rule; on a GPU, the same code may compute wrong results without
-an error. The module knows torch's operations and `minisgl.plugins.kernels.ops.launch.one_launch`, and no model.
+an error. The module knows torch's operations and `minisgl.utils.launch.one_launch`, and no model.
 """
 
 from __future__ import annotations

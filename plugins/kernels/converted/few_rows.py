@@ -9,13 +9,12 @@ The function `forward` of this module computes all layers with the kernels of
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from minisgl.layers.attention import AttentionLayer
 from minisgl.models.decoder import DecoderLayer
-from minisgl.moe import RoutedDecode
 from minisgl.plugins.kernels.converted.layers import (
     FastColParallelMerged,
     FastMLP,
@@ -26,6 +25,26 @@ from minisgl.plugins.kernels.converted.layers import (
 )
 from minisgl.plugins.kernels.ops.activation import ACTS
 from minisgl.plugins.kernels.ops.launch import in_pieces
+
+
+@runtime_checkable
+class RoutedDecode(Protocol):
+    """An optional ability of a backend: a few rows' norm, routing and experts in one call, with few launches."""
+
+    def serves_routed(self, weights: Any, x: Tensor) -> bool:
+        """Return whether `forward_routed` can compute x [rows, hidden] with these experts."""
+        ...
+
+    def forward_routed(
+        self, weights: Any, x: Tensor, norm_weight: Tensor, eps: float, logits: Tensor, top_k: int, renormalize: bool
+    ) -> Tensor:
+        """Return x + the weighted sum of the outputs of each row's experts for the RMSNorm of x, [rows, hidden].
+
+        x is the residual stream [rows, hidden]. The ``top_k`` experts and their weights follow from the router's
+        ``logits`` [rows, experts], as `minisgl.layers.moe.MoELayer` describes.
+        """
+        ...
+
 
 MAX_ROWS = 4
 """The most rows for which `forward` was faster than the layers' own code on an H200: see docs/benchmarks/h200.md."""

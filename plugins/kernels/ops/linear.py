@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.plugins.kernels.ops.cpp import linear as cpp
-from minisgl.plugins.kernels.ops.launch import one_launch
+from minisgl.utils.launch import one_launch
 
 PACKED_BYTES = 8 << 20
 """Matrices of more than this number of bytes are not packed. Their product is limited by memory bandwidth in any

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from minisgl.config import ConfigError
-from minisgl.distributed.shared import CountedStore
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.communicator.nccl import MIB, Nccl, NcclCommunicator, _limits, _suits_two_shot
+from minisgl.plugins.communicator.shared import CountedStore
 
 CPU = torch.device("cpu")
 

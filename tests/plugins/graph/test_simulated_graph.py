@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from minisgl.plugins.graph.replaying.simulated_graph import RULES, GraphViolation, record
-from minisgl.plugins.kernels.ops.launch import between_pieces, one_launch
+from minisgl.plugins.kernels.ops.launch import between_pieces
+from minisgl.utils.launch import one_launch
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from minisgl.plugins.kernels.ops.cpp import CPU, load
-from minisgl.plugins.kernels.ops.launch import one_launch
+from minisgl.utils.launch import one_launch
 
 if TYPE_CHECKING:
     from torch import Tensor

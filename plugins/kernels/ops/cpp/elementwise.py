@@ -10,7 +10,7 @@ from torch import Tensor
 
 from minisgl.config import ConfigError
 from minisgl.plugins.kernels.ops.cpp import CPU, load
-from minisgl.plugins.kernels.ops.launch import one_launch
+from minisgl.utils.launch import one_launch
 
 MULTIPLE = 16
 """The last dimension of each tensor must be a multiple of this number."""

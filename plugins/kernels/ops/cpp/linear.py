@@ -15,7 +15,7 @@ from torch import Tensor
 from minisgl.config import ConfigError
 from minisgl.plugins.kernels.ops.cpp import CPU, load
 from minisgl.plugins.kernels.ops.huge_pages import Arena
-from minisgl.plugins.kernels.ops.launch import one_launch
+from minisgl.utils.launch import one_launch
 
 MULTIPLE = 16
 """Both sizes of a weight must be multiples of this number."""

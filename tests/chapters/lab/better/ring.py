@@ -6,7 +6,7 @@ import torch
 
 from minisgl.distributed.group import GroupCommunicator
 from minisgl.hooks import hookimpl
-from minisgl.plugins.kernels.ops.launch import one_launch
+from minisgl.utils.launch import one_launch
 
 
 @dataclass

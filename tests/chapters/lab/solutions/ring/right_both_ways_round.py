@@ -9,7 +9,7 @@ import torch
 
 from minisgl import hookimpl
 from minisgl.distributed.group import GroupCommunicator
-from minisgl.plugins.kernels.ops.launch import one_launch
+from minisgl.utils.launch import one_launch
 
 
 @dataclass

@@ -2,7 +2,7 @@
 # gate: sum
 """With one rank, the tensor is converted to floating-point numbers."""
 
-from minisgl.plugins.kernels.ops.launch import one_launch
+from minisgl.utils.launch import one_launch
 
 
 class MyCommunicator:

@@ -7,7 +7,7 @@ The ranks add in different orders, so their sums differ in rounding.
 
 import torch
 
-from minisgl.plugins.kernels.ops.launch import one_launch
+from minisgl.utils.launch import one_launch
 
 
 class MyCommunicator:

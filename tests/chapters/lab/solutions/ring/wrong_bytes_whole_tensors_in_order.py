@@ -7,7 +7,7 @@ The sum is bit-identical on all ranks, but each rank sends n/2 times as many byt
 
 import torch
 
-from minisgl.plugins.kernels.ops.launch import one_launch
+from minisgl.utils.launch import one_launch
 
 
 class MyCommunicator:

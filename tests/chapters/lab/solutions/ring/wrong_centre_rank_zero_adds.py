@@ -4,7 +4,7 @@
 
 import torch
 
-from minisgl.plugins.kernels.ops.launch import one_launch
+from minisgl.utils.launch import one_launch
 
 
 class MyCommunicator:

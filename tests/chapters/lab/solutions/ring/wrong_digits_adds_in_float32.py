@@ -2,7 +2,7 @@
 # gate: sum
 """This ring adds in float32 and converts the sum back, so that integers above 2^24 are rounded."""
 
-from minisgl.plugins.kernels.ops.launch import one_launch
+from minisgl.utils.launch import one_launch
 
 
 class MyCommunicator:

@@ -2,7 +2,7 @@
 # gate: sum
 """This ring has a buffer of 64 KiB. It does not sum what is beyond it."""
 
-from minisgl.plugins.kernels.ops.launch import one_launch
+from minisgl.utils.launch import one_launch
 
 
 class MyCommunicator:

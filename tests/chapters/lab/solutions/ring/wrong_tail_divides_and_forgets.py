@@ -2,7 +2,7 @@
 # gate: sum
 """This all-reduce makes n chunks of length // n elements, so it does not sum the last length % n elements."""
 
-from minisgl.plugins.kernels.ops.launch import one_launch
+from minisgl.utils.launch import one_launch
 
 
 class MyCommunicator:

@@ -48,7 +48,10 @@ def pick_common_pages(algorithm: str) -> CommonPages:
 @functools.cache
 def common_pages_in_cpp() -> CommonPages:
     """Compile and load the C++ implementation, once in a process. Raise `ConfigError` if that is not possible here."""
-    from minisgl.plugins.kernels.ops.cpp import load
+    try:
+        from minisgl.plugins.kernels.ops.cpp import load
+    except ModuleNotFoundError:
+        raise ConfigError("cache.compare=cpp needs plugins/kernels: use cache.compare=numpy.") from None
 
     compiled: CommonPages = load("compare.cpp").common_pages
 
