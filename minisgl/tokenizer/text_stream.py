@@ -46,7 +46,7 @@ class ByteLevelStream:
 
     pending = ""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool):
+    def __init__(self, tokenizer: Tokenizer, tail: Sequence[int], skip_special_tokens: bool):
         self._tokenizer, self._skip = tokenizer, skip_special_tokens
         self._held = b""  # the beginning of a character: at most three bytes
 
@@ -113,7 +113,7 @@ class TokenStream:
     def _replace_run(self) -> str:
         run, self._run, self._characters = self._run, [], ""
         self._check.reset()
-        self._set_context(run[-1:])
+        self._set_context([*self._context, *run][-MAX_CONTEXT:])  # the last byte alone may be a space
         return "\ufffd" * len(run)
 
     def _decode(self, tokens: list[int]) -> str:

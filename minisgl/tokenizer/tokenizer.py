@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -52,6 +52,8 @@ class Tokenizer:
         self.raw, self.template, self.eos_ids = raw, template, eos_ids
         self._parse_special_tokens = parse_special_tokens
         self.decoder_kinds = [part["type"] for part in decoder_parts(raw)]
+        self.stream_class: Callable[[Tokenizer, Sequence[int], bool], TextStream]
+        self.stream_class = ByteLevelStream if self.decoder_kinds == ["ByteLevel"] else TokenStream
         self._is_byte_level = "ByteLevel" in self.decoder_kinds
         has_byte_tokens = "ByteFallback" in self.decoder_kinds  # the tokens <0x00> to <0xFF> are single bytes
         names = [f"<0x{byte:02X}>" for byte in range(256)] if has_byte_tokens else []
@@ -186,9 +188,7 @@ class Tokenizer:
         ``prompt_tail`` are the last tokens of the prompt, and ``params`` the request's parameters. A subclass may
         filter the text: it returns another `TextStream`, which passes on what the first one returns.
         """
-        if self.decoder_kinds == ["ByteLevel"]:
-            return ByteLevelStream(self, params.skip_special_tokens)
-        return TokenStream(self, prompt_tail, params.skip_special_tokens)
+        return self.stream_class(self, prompt_tail, params.skip_special_tokens)
 
     def is_dropped(self, token: int, skip_special_tokens: bool = True) -> bool:
         """Return whether `decode` leaves a token out: it has no text and does not separate its neighbours."""

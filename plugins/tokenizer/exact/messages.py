@@ -1,19 +1,27 @@
-"""Chat messages in the forms that chat templates read.
+"""Chat messages in the forms that chat templates read, and marks in them.
 
 `normalize` converts the messages that clients send. The functions below it return other forms of the same messages, for
 templates that can't read the first form.
+
+`TextMarks` finds the texts of a chat that its template did not write. The template renders a second copy of the
+messages, in which private characters replace one or two characters of each text, a different one for each text. A text
+was written if its marks are in the result. A private character is one character too, so the template trims, cuts,
+encodes and measures the marked text as it does the client's text.
 
 This module knows nothing about Jinja, and nothing about any template.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from minisgl.core import shorten
+from minisgl.core import InvalidRequestError, shorten
 from minisgl.tokenizer import chat
 from minisgl.tokenizer.chat import Arguments, Message, map_strings
 from minisgl.utils.json_file import is_neutral
@@ -21,6 +29,11 @@ from minisgl.utils.json_file import is_neutral
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """The names of an assistant's reasoning. A template reads the first, or the second (gpt-oss)."""
 _TYPES = ("text", "function")
+_PRIVATE = re.compile("[\U000f0000-\U000ffffd\U00100000-\U0010fffd]")
+_FIRST = re.compile("[0-9A-Za-z]")  # JSON escapes no ASCII letter or digit, and no template trims them
+_LAST = re.compile("(?s:.*)[0-9A-Za-z]")
+_WINDOW = 512
+_MAX_SEARCHES = 64
 
 
 class TextPart(dict[str, Any]):
@@ -185,3 +198,144 @@ def strings_of(value: Any) -> list[str]:
 
     map_strings(value, collect)
     return found
+
+
+# ---- marks -------------------------------------------------------------------------------------------
+
+
+class PrivateCharacters:
+    """Private Unicode characters that occur in none of ``texts``. `take` returns each of them once."""
+
+    def __init__(self, texts: Iterable[str]):
+        self._used = {character for text in texts if not text.isascii() for character in _PRIVATE.findall(text)}
+        self._free = map(chr, itertools.chain(range(0x100000, 0x10FFFE), range(0xF0000, 0xFFFFE)))
+        self.taken: set[str] = set()
+
+    def take(self) -> str:
+        """Return the next character. Raise `InvalidRequestError` if none is left."""
+        for character in self._free:
+            if character not in self._used:
+                self.taken.add(character)
+                return character
+        raise InvalidRequestError(
+            "messages", "The chat has too many texts, or too many private Unicode characters (131,068 of both)."
+        )
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A text that the template did not write: the number of its message, and its field."""
+
+    message: int
+    field: str
+
+
+@dataclass(frozen=True)
+class _Needed:
+    """A text, and the marks that show that it was written: all marks of one of ``options``."""
+
+    message: int
+    field: str
+    text: str
+    options: list[str]
+
+
+class TextMarks:
+    """Marked copies of messages.
+
+    ``sought`` are texts that the template looks for: a mark inside of one would change what the template does.
+    ``separators`` are those of them that divide an assistant's content. The template may drop all parts but the last,
+    which follows the reasoning. ``checked`` are the fields of messages of which `lost` knows whether they are written.
+    """
+
+    def __init__(
+        self,
+        messages: Sequence[Message],
+        private: PrivateCharacters,
+        sought: re.Pattern[str],
+        separators: Collection[str] = (),
+    ):
+        self._private, self._sought, self._separators = private, sought, separators
+        self._original: dict[str, str] = {}
+        self._needed: list[_Needed] = []
+        self.checked: set[tuple[int, str]] = set()
+        self._called: set[str] = set()  # the names of the functions that earlier messages call
+        self.messages = [self._mark_message(i, message) for i, message in enumerate(messages)]
+
+    def remove(self, text: str) -> str:
+        """Return a text with the client's characters in place of their marks."""
+        return _PRIVATE.sub(lambda found: self._original.get(found[0], found[0]), text)
+
+    def lost(self, marked: str, prompt: str, is_same: bool, restore: Callable[[str], str]) -> list[Lost]:
+        """Return the texts that are not written. ``marked`` is the rendering of ``messages``.
+
+        If the marks changed what the template did (``is_same`` is false), a text without its marks is sought in the
+        prompt itself. ``restore`` returns a text without stand-ins.
+        """
+        present = set(_PRIVATE.findall(marked))
+        missing = [needed for needed in self._needed if not any(map(present.issuperset, needed.options))]
+        if not is_same:
+            missing = [n for k, n in enumerate(missing) if k >= _MAX_SEARCHES or not _is_in(restore(n.text), prompt)]
+        return [Lost(needed.message, needed.field) for needed in missing]
+
+    # ---- marking -----------------------------------------------------------------------------------------
+
+    def _mark_message(self, i: int, message: Message) -> dict[str, Any]:
+        texts: list[tuple[str, str]] = []
+
+        def collect(field: str, text: str) -> str:
+            texts.append((field, text))
+            return text
+
+        map_texts(message, collect)
+        for field, run in itertools.groupby(range(len(texts)), lambda k: texts[k][0]):
+            filled = [k for k in run if texts[k][1].strip()]
+            # A template that writes the last argument writes all arguments.
+            for k in filled[-1:] if field == "arguments" else filled:
+                texts[k] = (field, self._mark(i, message, field, texts[k][1]))
+        marked = iter(texts)
+        return map_texts(message, lambda field, text: next(marked)[1])
+
+    def _mark(self, i: int, message: Message, field: str, text: str) -> str:
+        """Return a text with its marks, and note that they are needed."""
+        role = message.get("role")
+        if field in ("id", "tool_call_id"):
+            return text
+        self.checked.add((i, "tool_calls" if field == "arguments" else field))
+        if field == "tool_calls":
+            self._called.add(text)
+        if field == "name" and role == "tool" and text in self._called:
+            return text  # the tool call that it answers has this name
+        begin, needed = "", text
+        if field == "content" and role == "assistant":
+            cut = max((text.rfind(s) + len(s) for s in self._separators if s in text), default=0)
+            begin, needed = text[:cut], text[cut:]
+            if not needed.strip():
+                return text
+        marks, marked = "", needed
+        places = {self._place(needed, True)} | ({self._place(needed, False)} if field == "content" else set())
+        for place in places:
+            mark = self._private.take()
+            self._original[mark] = needed[place]
+            marks, marked = marks + mark, f"{marked[:place]}{mark}{marked[place + 1 :]}"
+        if field != "json":
+            self._needed.append(_Needed(i, field, needed, [marks]))
+        elif self._needed and (self._needed[-1].message, self._needed[-1].field) == (i, "arguments"):
+            self._needed[-1].options.append(marks)  # the same arguments, as text
+        return begin + marked
+
+    def _place(self, text: str, is_last: bool) -> int:
+        """Return the place of the last, or the first, character that a mark may replace."""
+        part = text[-_WINDOW:] if is_last else text[:_WINDOW]
+        blank = self._sought.sub(lambda found: " " * len(found[0]), part)
+        if found := (_LAST.match(blank) if is_last else _FIRST.search(blank)):
+            return len(text) - len(part) + found.end() - 1 if is_last else found.start()
+        if found := (_LAST.match(text) if is_last else _FIRST.search(text)):
+            return found.end() - 1
+        return len(text.rstrip()) - 1 if is_last else len(text) - len(text.lstrip())
+
+
+def _is_in(text: str, prompt: str) -> bool:
+    """Return whether a text is in the prompt, as it is or as JSON."""
+    text = text.strip()
+    return text in prompt or json.dumps(text, ensure_ascii=False)[1:-1] in prompt

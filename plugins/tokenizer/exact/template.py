@@ -1,7 +1,7 @@
 """A chat template that refuses what it would drop.
 
 `CheckedTemplate` renders a chat twice: the second time with *marks*, which show whether each text of the messages was
-written (`minisgl.plugins.tokenizer.exact.text_marks`). It tries the forms of the messages that public templates read,
+written (`TextMarks`). It tries the forms of the messages that public templates read,
 and refuses messages of which a text, a field or a variable would have no effect.
 """
 
@@ -22,6 +22,9 @@ import jinja2.meta
 from minisgl.core import InvalidRequestError, shorten
 from minisgl.plugins.tokenizer.exact.messages import (
     REASONING,
+    Lost,
+    PrivateCharacters,
+    TextMarks,
     TextPart,
     as_parts,
     as_system,
@@ -37,7 +40,6 @@ from minisgl.plugins.tokenizer.exact.template_source import (
     sought_texts,
     texts_below,
 )
-from minisgl.plugins.tokenizer.exact.text_marks import Lost, PrivateCharacters, TextMarks
 from minisgl.tokenizer import chat
 from minisgl.tokenizer.chat import ChatTemplate, Message, as_string, computed_with_special_tokens
 from minisgl.tokenizer.tokenizer import SPECIAL_TOKENS

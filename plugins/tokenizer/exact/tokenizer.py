@@ -1,23 +1,35 @@
-"""`ExactTokenizer`: the parts of this folder as one tokenizer."""
+"""`ExactTokenizer`: the parts of this folder as one tokenizer, and `ClientText`: special tokens in messages as text.
+
+A chat template returns one text, in which nothing shows who wrote a part of it. So the template also renders a marked
+copy of the messages: in the clients' strings, the first and last characters of all special tokens (``<`` and ``>``) are
+replaced by *stand-ins*, one for one. Stand-ins are private characters that occur nowhere else. If every special token
+of the tokenized text has the same characters in the marked text, the template wrote all of them, and the token ids are
+those of the text. Otherwise only the special tokens of the marked text are tokens, and all else is encoded as text.
+"""
 
 from __future__ import annotations
 
 import functools
+import json
+import re
+import unicodedata
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import tokenizers
 
 from minisgl.config import ConfigError
-from minisgl.core import SamplingParams
-from minisgl.plugins.tokenizer.exact.clean_up import CleanStream, clean_up
-from minisgl.plugins.tokenizer.exact.client_text import ClientText
 from minisgl.plugins.tokenizer.exact.load import load_tokenizer
-from minisgl.plugins.tokenizer.exact.template import CheckedTemplate, RenderedChat
+from minisgl.plugins.tokenizer.exact.messages import PrivateCharacters, map_texts, normalize, strings_of, texts_of
+from minisgl.plugins.tokenizer.exact.streams import CleanStream, WholeStream, clean_up, is_local
+from minisgl.plugins.tokenizer.exact.template import CheckedTemplate, RenderedChat, Replacement
 from minisgl.tokenizer import chat
-from minisgl.tokenizer.text_stream import TextStream
+from minisgl.tokenizer.chat import Message, computed_with_special_tokens, map_strings
 from minisgl.tokenizer.tokenizer import Tokenizer, decoder_parts, template_source
+
+_BRACKETS = {"<": ">", "[": "]", "{": "}", "(": ")"}
 
 
 class ExactTokenizer(Tokenizer):
@@ -38,7 +50,10 @@ class ExactTokenizer(Tokenizer):
     ):
         super().__init__(raw, template, parse_special_tokens, eos_ids=eos_ids)
         self.clean_up_spaces = clean_up_spaces
-        self._is_local = _is_local(decoder_parts(raw))
+        if not is_local(decoder_parts(raw)):
+            self.stream_class = WholeStream
+        if clean_up_spaces:
+            self.stream_class = functools.partial(CleanStream, self.stream_class)
 
     @classmethod
     def from_dir(cls, path: str | Path, parse_special_tokens: bool = False) -> Self | None:
@@ -112,44 +127,246 @@ class ExactTokenizer(Tokenizer):
         text = self.decode_raw(ids, skip_special_tokens)
         return clean_up(text) if self.clean_up_spaces else text
 
-    def stream(self, prompt_tail: Sequence[int], params: SamplingParams) -> TextStream:
-        """Return a stream for any decoder: see `Tokenizer.stream`."""
-        stream: TextStream
-        if self._is_local:
-            stream = super().stream(prompt_tail, params)
-        else:
-            stream = WholeStream(self, params.skip_special_tokens)
-        return CleanStream(stream) if self.clean_up_spaces else stream
 
+class ClientText:
+    """Renders chats, and encodes them so that the tokens of ``protected`` come from the template only.
 
-def _is_local(parts: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a later token leaves the text of the tokens before it as it is.
-
-    ``parts`` are those of the decoder. Otherwise, the text is changed after the tokens' texts were joined. Raise
-    ValueError for a decoder that is not supported.
+    ``protected`` maps the text of a token to its id. It has every special token, and the other added tokens of a form
+    like ``<…>`` or ``[…]`` that the template writes, such as ``<tool_response>``. In the content of an
+    assistant's message, those of the second kind stay tokens if the template looks for them, such as ``</think>``.
     """
-    if any(part["type"] == "Strip" and part["stop"] for part in parts):
-        raise ValueError("The decoder strips the end of a text, in which the library fails for short texts.")
-    kinds = [part["type"] for part in parts]
-    if kinds == ["ByteLevel"]:
-        return True
-    joined = kinds.index("Fuse") + 1 if "Fuse" in kinds else len(kinds)
-    return "ByteLevel" not in kinds and all(kind in ("Fuse", "Strip") for kind in kinds[joined:])
+
+    def __init__(self, raw: tokenizers.Tokenizer, template: CheckedTemplate):
+        self._raw, self._template = raw, template
+        added = [token for token in raw.get_added_tokens_decoder().values() if token.content.strip()]
+        special = {token.content for token in added if token.special}
+        written = "\0".join(template.literals)
+        structure = {t.content for t in added if _in_brackets(t.content) and t.content in written} - special
+        self.protected = {text: raw.token_to_id(text) for text in sorted(special | structure)}
+        self._ids = frozenset(self.protected.values())
+        edges = {edge for text in self.protected for edge in _edges(text)}
+        if raw.normalizer is not None:
+            edges |= _variants(edges)
+        self._edges = "".join(sorted(edges))
+        self._words: Sequence[str] = [text for text in self.protected if not _edges(text)]
+        sought = {text for text in structure if any(text in s for s in template.sought)}
+        self._rules = {False: self._make_rule(set(self.protected)), True: self._make_rule({*self.protected} - sought)}
+        heads = {text[:n] for text in self.protected for n in range(1, len(text))}
+        longest = max(map(len, heads), default=0)
+        # Whether a part of the template ends with the beginning of a token, as in '<|' + message.role + '|>'.
+        self._is_open = any(s[-n:] in heads for s in template.literals for n in range(1, min(len(s), longest) + 1))
+        self._insides = "\0".join(self.protected)
+
+    def _make_rule(self, tokens: set[str]) -> _Rule:
+        """Return the rule for messages in which ``tokens`` are text."""
+        kept = [s for s in self._template.sought if self._has_edge(s) and not any(token in s for token in tokens)]
+        texts = "|".join(map(re.escape, sorted(kept, key=len, reverse=True))) or "(?!)"
+        edges = f"[{re.escape(self._edges)}]" if self._edges else "(?!)"
+        return _Rule(kept, re.compile(f"({texts})|{edges}"), sorted(tokens))
+
+    def _has_edge(self, string: str) -> bool:
+        return any(edge in string for edge in self._edges)
+
+    # ---- rendering -----------------------------------------------------------------------------------
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, kwargs: Mapping[str, Any]
+    ) -> RenderedChat:
+        """Render messages: see `CheckedTemplate.render`. Raise `InvalidRequestError`."""
+        chat = self._template.render_checked(messages, add_generation_prompt, kwargs, self._replace)
+        if not chat.is_aligned and any(map(self._has_token, [*texts_of(normalize(messages)), *strings_of(kwargs)])):
+            raise computed_with_special_tokens()
+        return chat
+
+    def _has_token(self, string: str) -> bool:
+        """Return whether a whole protected token is in a string, as it is or normalized."""
+        as_encoded = str if self._raw.normalizer is None else self._raw.normalizer.normalize_str
+        normal = as_encoded(string)
+        return any(token in string or as_encoded(token) in normal for token in self.protected)
+
+    def _replace(
+        self, messages: Sequence[Message], kwargs: Mapping[str, Any], private: PrivateCharacters
+    ) -> Replacement | None:
+        """Return a copy of messages and variables with stand-ins, or None if they need none."""
+        if not any(map(self._needs_stand_ins, [*texts_of(messages), *strings_of(kwargs)])):
+            return None
+        marks = _StandIns(private)
+        marked_messages = []
+        for message in messages:
+            is_own = message.get("role") == "assistant"
+            mark = functools.partial(self._mark, marks, is_own)
+            marked_messages.append(map_texts(message, mark))
+        marked_kwargs = {
+            name: map_strings(value, lambda text: self._mark(marks, False, "", text)) for name, value in kwargs.items()
+        }
+        return Replacement(marked_messages, marked_kwargs, marks.remove)
+
+    def _needs_stand_ins(self, string: str) -> bool:
+        return (
+            self._has_edge(string)
+            or (self._is_open and self._is_inside(string))
+            or any(word in string for word in self._words)
+        )
+
+    def _is_inside(self, string: str) -> bool:
+        """Return whether a string is a part of a protected token, which the template might complete."""
+        return bool(string.strip()) and string.strip() in self._insides
+
+    def _mark(self, marks: _StandIns, is_own: bool, field: str, text: str) -> str:
+        """Return a client's text with stand-ins. ``is_own`` tells whether the message is the assistant's."""
+        return self._mark_string(text, marks, is_own and field == "content") if self._needs_stand_ins(text) else text
+
+    def _mark_string(self, string: str, marks: _StandIns, own: bool) -> str:
+        if self._is_open and self._is_inside(string):
+            return "".join(c if c.isspace() else marks.of(c) for c in string)
+        rule = self._rules[own]
+        marked, left = string, self._words
+        if any(text in string for text in rule.kept):
+            marked = rule.pattern.sub(lambda found: found[1] or marks.of(found[0]), string)
+            left = rule.tokens  # a token may overlap two of the texts that are kept
+        else:
+            for edge in self._edges:
+                if edge in marked:
+                    marked = marked.replace(edge, marks.of(edge))
+        for token in left:
+            if token in marked:
+                marked = marked.replace(token, marks.of(token[0]) + token[1:])
+        return marked
+
+    # ---- encoding ------------------------------------------------------------------------------------
+
+    def encode(self, chat: RenderedChat) -> list[int]:
+        """Return the token ids of a rendered chat: those of its text, but no client's string has a protected token."""
+        encoding = self._raw.encode(chat.text, add_special_tokens=False)
+        ids: list[int] = encoding.ids
+        text, marked = chat.text, chat.marked
+        if marked is None or self._ids.isdisjoint(ids):
+            return ids
+        if not chat.is_aligned:
+            copy = self._raw.encode(marked, add_special_tokens=False).ids
+            if [i for i in ids if i in self._ids] == [i for i in copy if i in self._ids]:
+                return ids
+            raise computed_with_special_tokens()
+        tokens = self._tokens(encoding)
+        written = [(start, end, i) for start, end, i in tokens if text[start:end] == marked[start:end]]
+        if len(written) == len(tokens):
+            return ids
+        forged = [(text[a:b].strip(), marked[a:b].strip()) for a, b, _ in tokens if text[a:b] != marked[a:b]]
+        # A forged token that begins or ends outside the client's string may hide one that the template wrote.
+        if any(its[0] == its_marked[0] or its[-1] == its_marked[-1] for its, its_marked in forged):
+            written = self._tokens(self._raw.encode(marked, add_special_tokens=False))
+        return self._encode_parts(text, written)
+
+    def _tokens(self, encoding: tokenizers.Encoding) -> list[tuple[int, int, int]]:
+        """Return the protected tokens of an encoded text: first character, end, token id."""
+        found = ((i, token) for i, token in enumerate(encoding.ids) if token in self._ids)
+        return [(*(encoding.token_to_chars(i) or (0, 0)), token) for i, token in found]
+
+    def _encode_parts(self, text: str, tokens: Sequence[tuple[int, int, int]]) -> list[int]:
+        """Return the ids of a text of which only ``tokens`` are protected tokens: first character, end, token id."""
+        ids: list[int] = []
+        done = 0
+        for start, end, token in [*tokens, (len(text), len(text), -1)]:
+            if start > done:
+                ids += self._encode_as_text(text[done:start], done == 0)
+            ids += [token] if token >= 0 else []
+            done = end
+        return ids
+
+    def _encode_as_text(self, text: str, is_first: bool) -> list[int]:
+        """Return the ids of a text, none of them protected."""
+        tokenizer = self._as_text[0 if is_first else 1]
+        encoding = tokenizer.encode(text, add_special_tokens=False)
+        ids: list[int] = encoding.ids
+        if self._ids.isdisjoint(ids):
+            return ids
+        # The model itself merges these characters to a token whose text is that of a protected token.
+        made = [span for span, token in zip(encoding.offsets, ids, strict=True) if token in self._ids]
+        parts, done = [], 0
+        for start, end in made:
+            parts += [text[done:start], *text[start:end]]
+            done = end
+        encodings = tokenizer.encode_batch([*filter(None, parts), text[done:]], add_special_tokens=False)
+        return [token for each in encodings for token in each.ids if token not in self._ids]
+
+    @functools.cached_property
+    def _as_text(self) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
+        """Two tokenizers for which protected tokens are text: for the beginning of a text, and for later parts.
+
+        They are made when the first message needs them: each has a copy of the vocabulary.
+        """
+        source = json.loads(self._raw.to_str())
+        for token in source["added_tokens"]:
+            token["special"] = token["special"] or token["content"] in self.protected
+        first = _load_as_text(source)
+        is_changed = _drop_first_prefix(source["pre_tokenizer"])
+        return first, _load_as_text(source) if is_changed else first
 
 
-class WholeStream:
-    """A stream for a decoder in which a later token may change all text before it: the text comes at the end."""
+class _StandIns:
+    """The stand-ins of one chat: private characters."""
 
-    pending = ""
+    def __init__(self, private: PrivateCharacters):
+        self._private = private
+        self._of: dict[str, str] = {}
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool):
-        self._tokenizer, self._skip = tokenizer, skip_special_tokens
-        self._tokens: list[int] = []
+    def of(self, character: str) -> str:
+        """Return the stand-in of a character. Raise `InvalidRequestError` if no private character is left."""
+        if character not in self._of:
+            self._of[character] = self._private.take()
+        return self._of[character]
 
-    def feed(self, token: int) -> str:
-        self._tokens.append(token)
-        return ""
+    def remove(self, text: str) -> str:
+        """Return a text with the characters in place of their stand-ins."""
+        for character, stand_in in self._of.items():
+            if stand_in in text:
+                text = text.replace(stand_in, character)
+        return text
 
-    def flush(self) -> str:
-        tokens, self._tokens = self._tokens, []
-        return self._tokenizer.decode_raw(tokens, self._skip)
+
+@dataclass(frozen=True)
+class _Rule:
+    """What is replaced in a client's string: all edges that are in none of the texts ``kept``.
+
+    The template looks for these texts. ``pattern`` finds them (group 1) and the edges. None of ``tokens`` is left.
+    """
+
+    kept: Sequence[str]
+    pattern: re.Pattern[str]
+    tokens: Sequence[str]
+
+
+def _in_brackets(text: str) -> bool:
+    return len(text) > 2 and _BRACKETS.get(text[0]) == text[-1]
+
+
+def _edges(text: str) -> tuple[str, ...]:
+    """Return the first and the last character of a token that is neither a letter, a digit nor a space."""
+    found = [character for character in text if not character.isalnum() and not character.isspace()]
+    return (found[0], found[-1]) if found else ()
+
+
+def _variants(characters: set[str]) -> set[str]:
+    """Return the characters that a normalizer may turn into one of these, such as U+FF1C into ``<``."""
+    return {
+        chr(code)
+        for code in range(0x80, 0x30000)
+        if unicodedata.decomposition(chr(code)) and characters & set(unicodedata.normalize("NFKD", chr(code)))
+    }
+
+
+def _load_as_text(source: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(source))
+    tokenizer.encode_special_tokens = True  # special tokens are encoded as text
+    return tokenizer
+
+
+def _drop_first_prefix(pre_tokenizer: Any) -> bool:
+    """Let a pre-tokenizer add no space before the first word of a text. Return whether it added one."""
+    if not isinstance(pre_tokenizer, dict):
+        return False
+    parts = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
+    found = [part for part in parts if part.get("type") == "Metaspace" and part.get("prepend_scheme") == "first"]
+    for part in found:
+        part["prepend_scheme"] = "never"
+    return bool(found)

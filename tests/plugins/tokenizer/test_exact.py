@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
@@ -90,6 +90,7 @@ def test_pieces_of_every_decoder(name: str, clean_up_spaces: bool) -> None:
 
     @settings(deadline=None)
     @given(st.lists(st.integers(0, len(words) + 2), max_size=30), st.booleans())
+    @example([22, 20, 3], False)  # a space after bytes that are no character
     def check(tokens: list[int], skip: bool) -> None:
         assert "".join(texts_of(tokenizer, tokens, skip)) == tokenizer.decode(tokens, skip)
 
