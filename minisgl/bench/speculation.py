@@ -27,7 +27,7 @@ from minisgl.bench.workload import parse_range, random_requests
 from minisgl.config import Config, ConfigError
 from minisgl.core import Req, SamplingParams
 from minisgl.engine.engine import TorchEngine
-from minisgl.engine.followers import RankedEngine, start_engine
+from minisgl.engine.ranks import start_engine
 from minisgl.options.compose import compose, plain_errors
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.speculation import DraftProposer
@@ -210,7 +210,7 @@ class _Served:
         args: argparse.Namespace,
         config: Config,
         manager: PluginManager,
-        engine: TorchEngine | RankedEngine,
+        engine: TorchEngine,
     ):
         self.row, self.args, self.engine = row, args, engine
         self.meter = Meter(engine)

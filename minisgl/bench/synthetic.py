@@ -17,8 +17,8 @@ from torch import Tensor
 from minisgl.config import ConfigError
 from minisgl.core import EngineSpec, Req, TokenMasks
 from minisgl.engine.engine import TorchEngine
-from minisgl.engine.followers import RankedEngine
-from minisgl.engine.sampler import Sampled, Sampler, SamplingInputs
+from minisgl.engine.inputs import SamplingInputs
+from minisgl.engine.sampler import Sampled, Sampler
 from minisgl.engine.verification import Verification
 from minisgl.plugins.speculation import DraftProposer
 
@@ -97,12 +97,11 @@ class SyntheticSampler(Sampler):
         return torch.where(accepted & (drafts >= 0), drafts, rejected)
 
 
-def force_acceptance(engine: TorchEngine | RankedEngine, acceptance: float | None, seed: int = 0) -> None:
+def force_acceptance(engine: TorchEngine, acceptance: float | None, seed: int = 0) -> None:
     """Let ``engine`` accept each draft with probability ``acceptance`` from now on. No request may be running.
 
     With None, a draft is accepted if it equals the sampled token, as usual.
 
     The other ranks continue with the tokens of rank 0, so its sampler decides for all.
     """
-    leader = engine.leader if isinstance(engine, RankedEngine) else engine
-    leader.model_runner.sampler = SyntheticSampler(leader.spec, leader.device, acceptance, seed)
+    engine.model_runner.sampler = SyntheticSampler(engine.spec, engine.device, acceptance, seed)

@@ -1,26 +1,42 @@
-"""Construction of an engine from a `Config`, and the loop with which other ranks replay the steps of rank 0.
+"""Construction of the engine of one rank from a `Config`: model, weights, KV pool, attention, communicator, runner.
 
-Every process that computes calls `build_engine`: the process of ``LLM`` and each rank process of a server. Sockets,
-pipes and the supervision of processes are left to the callers.
+Every process that computes calls `build_engine`: that of ``LLM``, and each rank's process of a server. The decisions
+that options, model and machine leave are in `minisgl.engine.setup`. Sockets, pipes and the supervision of processes are
+left to the callers.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
-from minisgl.config import GROUPS
-from minisgl.core import Engine, EngineSpec, Step, StepResult, TokenMasks
+import torch
+
+from minisgl.attention import AttentionBackend
+from minisgl.config import GROUPS, Config
+from minisgl.core import EngineSpec
+from minisgl.distributed import Communicator
+from minisgl.distributed.group import GroupCommunicator
+from minisgl.engine import setup
+from minisgl.engine.engine import TorchEngine
+from minisgl.engine.inputs import InputBuilder
+from minisgl.engine.kv_sizing import size_pool
+from minisgl.engine.model_runner import ModelRunner, StepRunner
+from minisgl.engine.sampler import state_bytes
+from minisgl.kvcache.pool import KVPool
+from minisgl.layers.context import Context
+from minisgl.models.converter import Kernels
+from minisgl.models.decoder import Model
+from minisgl.models.generation_config import eos_ids
 from minisgl.plugin_manager.early import early_functions, started_early
 
 if TYPE_CHECKING:
-    from minisgl.config import Config
-    from minisgl.engine.engine import TorchEngine
+    from minisgl.engine.model_runner import GraphRunner
     from minisgl.plugin_manager.manager import PluginManager
 
-MAX_IN_FLIGHT = 2
-"""The largest number of steps in flight: launched by the engine, with a result that the caller has not read yet."""
+log = logging.getLogger(__name__)
 
 
 def build_engine(
@@ -33,63 +49,131 @@ def build_engine(
     local_rank: int | None = None,
     local_size: int | None = None,
 ) -> TorchEngine:
-    """Build the engine of one tensor-parallel rank: model, weights, KV pool, attention, communicator, graphs.
-
-    Also compute the steps with which the graph runner warms up, so that no request waits for a compiler.
+    """Build the engine of one tensor-parallel rank, and compute the steps with which its runner warms up.
 
     ``size`` is the number of ranks. ``address`` is ``host:port`` of rank 0's rendezvous; at ``size`` 1 it may be empty.
-    With several ranks the call blocks until all ranks have connected, so the caller must start the follower processes
-    before or while it builds rank 0. ``local_size`` of the ranks are on this machine, where this rank has the number
-    ``local_rank``; by default all of them are. With several ranks on a machine, torch uses at most
-    cores // ``local_size`` threads (at least 1) in this process. On GPUs, a rank uses GPU number ``local_rank``, and
-    makes it the current CUDA device of this thread.
+    With several ranks the call blocks until all ranks have connected, so the caller must start the other ranks before
+    or while it builds rank 0. It then gives rank 0's engine its `TorchEngine.peers`. ``local_size`` of the ranks are on
+    this machine, where this rank has the number ``local_rank``; by default all of them are. With several ranks on a
+    machine, torch uses at most cores // ``local_size`` threads (at least 1) in this process. On GPUs, a rank uses GPU
+    number ``local_rank``, and makes it the current CUDA device of this thread.
 
     Raises `ConfigError` if options contradict each other, the model or the machine.
     """
+    local_rank = rank if local_rank is None else local_rank
+    local_size = size if local_size is None else local_size
     parts = [getattr(config, group) for group in GROUPS]
     with started_early(early_functions(*parts), config.device, config.tp):
-        from minisgl.engine.engine import TorchEngine
-
-        local_rank = rank if local_rank is None else local_rank
-        local_size = size if local_size is None else local_size
+        device = setup.resolve_device(config, local_rank, local_size)
         if local_size > 1:
             _limit_threads(local_size)
-        if local_rank > 0:
-            _set_current_device(config, local_rank, local_size)
-        engine = TorchEngine(
-            config, manager, rank=rank, size=size, address=address, local_rank=local_rank, local_size=local_size
-        )
+        if local_rank > 0 and device.type == "cuda":
+            # Kernels and pinned memory that name no device use the current one, which is the first GPU by default.
+            torch.cuda.set_device(device)
+        kernels = Kernels()
+        if config.kernels is not None:
+            kernels = manager.build("kernels", config.kernels, device=device)
+        engine = _assemble(config, manager, kernels, rank, size, local_size, address, device)
+        engine.kernels = kernels
+        engine.start(config)
         drafting = manager.name_of("speculation", config.speculation) not in ("none", "null")
         engine.warm_up(config.max_prefill_tokens, drafting=drafting, rounds=config.verification_rounds)
-        engine.kernels.ready()
+        kernels.ready()
         return engine
 
 
+def _assemble(
+    config: Config,
+    manager: PluginManager,
+    kernels: Kernels,
+    rank: int,
+    size: int,
+    local_size: int,
+    address: str,
+    device: torch.device,
+) -> TorchEngine:
+    """Build the parts of an engine, load the weights, and then allocate the KV pool in the memory that is left."""
+    path, model_config = setup.read_model(config)
+    dtype = setup.resolve_dtype(config, model_config, device)
+    max_seq_len = setup.resolve_max_seq_len(config, model_config)
+    eos = eos_ids(path)
+    attention = setup.build_attention(config, manager, device, dtype)
+    ranks: dict[str, Any] = {"rank": rank, "size": size, "address": address, "device": device}
+    comm: Communicator = (
+        GroupCommunicator(300.0, **ranks)
+        if config.communicator is None
+        else manager.build("communicator", config.communicator, local_size=local_size, **ranks)
+    )
+    moe = setup.build_moe(config, manager, model_config, device)
+    graph: GraphRunner | None = None
+    if config.graph is not None:
+        graph = manager.build("graph", config.graph, device=device)
+    quantization = setup.build_quantization(config, manager, path, model_config, device, dtype)
+    max_step_tokens = setup.max_step_tokens(config, max_seq_len)
+    wrapped = attention if graph is None else graph.wrap_attention(attention, max_step_tokens)
+    ctx = Context(comm, wrapped, moe, device, dtype)
+    started = time.monotonic()
+    log.info("loading weights of %s (%s, %s) from %s", model_config.architecture, dtype, device, path)
+    model = setup.build_model(config, manager, path, model_config, ctx, quantization, [kernels])
+    log.info("loaded weights in %.1f s", time.monotonic() - started)
+    if quantization is not None and isinstance(model, torch.nn.Module):
+        quantization.prepare(model, max(max_step_tokens, config.max_running_requests))
+
+    manager.load_for_options(config)
+    wrappers = manager.hook.minisgl_wrap_runner(config=config, max_seq_len=max_seq_len, device=device)
+    spec = _allocate_pool(config, model, attention, ctx, max_seq_len, model_config.vocab_size, rank)
+    model_runner = ModelRunner(model, attention, ctx, spec, max_step_tokens=max_step_tokens, rank=rank, size=size)
+    kernels.convert_sampler(model_runner.sampler)
+    runner: StepRunner = model_runner if graph is None else graph.wrap(model_runner)
+    for wrap in wrappers:
+        runner = wrap(runner, model_runner)
+    return TorchEngine(model_runner, runner, graph, eos)
+
+
+def _allocate_pool(
+    config: Config,
+    model: Model,
+    attention: AttentionBackend,
+    ctx: Context,
+    max_seq_len: int,
+    vocab_size: int,
+    rank: int,
+) -> EngineSpec:
+    """Allocate the KV pool: as many pages as the options say or as fit, on all ranks. Return the engine's sizes."""
+    layers, needs = model.attention_layers(), attention.needs()
+    shape = (len(layers), config.page_size, layers[0].kv_heads, layers[0].head_dim)
+    reserved = needs.workspace + _state_bytes(config, max_seq_len, vocab_size, rank)
+    pages = size_pool(config, KVPool.page_bytes(*shape, ctx.dtype), max_seq_len, ctx.device, reserved)
+    pages = min(int(n) for n in ctx.comm.exchange(str(pages).encode()))  # page numbers must be valid on all ranks
+    spec = EngineSpec(
+        page_size=config.page_size,
+        num_pages=pages,
+        max_running_requests=config.max_running_requests,
+        max_seq_len=max_seq_len,
+        vocab_size=vocab_size,
+    )
+    ctx.pool = KVPool(shape[0], pages + 1, *shape[1:], ctx.dtype, ctx.device, needs.layout)
+    tokens, gib = pages * config.page_size, ctx.pool.nbytes / 2**30
+    note = "; memory is committed as it is first used" if ctx.device.type == "cpu" else ""
+    log.info("KV pool: %d pages of %d tokens (%d tokens, %.2f GiB%s)", pages, config.page_size, tokens, gib, note)
+    return spec
+
+
+def _state_bytes(config: Config, max_seq_len: int, vocab_size: int, rank: int) -> int:
+    """Return the bytes of device memory for the page table and for sampling. Only rank 0 samples."""
+    rows = config.max_running_requests
+    sampling = state_bytes(rows, vocab_size) if rank == 0 else 0
+    return (rows + 1) * (8 + InputBuilder.page_table_row_bytes(max_seq_len, config.page_size)) + sampling
+
+
 def prepare_device(config: Config, local_rank: int, local_size: int) -> None:
-    """Import torch, check that this machine has the device of the rank, and initialise CUDA if it is a GPU.
+    """Check that this machine has the device of the rank, and initialise CUDA if it is a GPU.
 
     This can take seconds in which no other thread of this process runs. A rank calls it before it sends heartbeats.
     Raises `ConfigError` if this machine has too few GPUs.
     """
-    import torch
-
-    from minisgl.engine.setup import resolve_device
-
-    if resolve_device(config, local_rank, local_size).type == "cuda":
+    if setup.resolve_device(config, local_rank, local_size).type == "cuda":
         torch.cuda.init()
-
-
-def _set_current_device(config: Config, local_rank: int, local_size: int) -> None:
-    """Make this rank's GPU the current CUDA device of this thread.
-
-    Kernels and pinned-memory allocations that name no device use the current one, which is the first GPU by default.
-    """
-    import torch
-
-    from minisgl.engine.setup import resolve_device
-
-    if (device := resolve_device(config, local_rank, local_size)).type == "cuda":
-        torch.cuda.set_device(device)
 
 
 def _limit_threads(size: int) -> None:
@@ -97,59 +181,5 @@ def _limit_threads(size: int) -> None:
 
     If each of ``size`` ranks on one machine used all cores, the ranks' threads would compete and slow each other down.
     """
-    import torch
-
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     torch.set_num_threads(max(1, min(torch.get_num_threads(), cores // size)))
-
-
-class LeaderEngine:
-    """Engine of rank 0 that sends each step to the follower ranks before it launches the step itself.
-
-    ``send(data)`` must deliver the encoded step to every follower, in order and without loss (promise 7). The class
-    implements the `Engine` protocol, so the scheduler does not need to know the number of ranks. SGLang broadcasts the
-    requests instead (`recv_requests`), and every rank schedules.
-    """
-
-    def __init__(self, engine: TorchEngine, send: Callable[[bytes], None]):
-        self._engine, self._send = engine, send
-        self.spec: EngineSpec = engine.spec
-        self.eos_ids: frozenset[int] = engine.eos_ids
-
-    def launch(self, step: Step) -> None:
-        """Send the encoded step to the followers, then launch the step on rank 0's engine."""
-        self._send(step.encode())
-        self._engine.launch(step)
-
-    def sample(self, masks: TokenMasks) -> None:
-        """Start the sampling of a step with ``late_sampling`` on rank 0's engine.
-
-        The masks are not sent: the followers receive the tokens that rank 0 samples.
-        """
-        self._engine.sample(masks)
-
-    def result(self) -> StepResult:
-        """Return the result of the oldest step in flight, as rank 0's engine reports it."""
-        return self._engine.result()
-
-    def close(self) -> None:
-        """Close rank 0's engine. Each follower ends when its ``receive`` (see `follow`) returns None."""
-        self._engine.close()
-
-
-def follow(engine: Engine, receive: Callable[[], bytes | None]) -> None:
-    """Launch rank 0's steps on this rank's engine until ``receive`` returns None. Ranks above 0 call it.
-
-    ``receive`` blocks until the next encoded step arrives. With `MAX_IN_FLIGHT` steps in flight, the function waits for
-    the result of the oldest one before it launches another step. So a follower runs no further ahead of its device than
-    rank 0 does. The caller closes the engine. Raises `EngineDeadError` if the device or another rank fails.
-    """
-    in_flight = 0
-    while (data := receive()) is not None:
-        if in_flight == MAX_IN_FLIGHT:
-            engine.result()
-            in_flight -= 1
-        engine.launch(Step.decode(data))
-        in_flight += 1
-    for _ in range(in_flight):
-        engine.result()

@@ -8,8 +8,25 @@ knows nothing of requests.
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 import torch
 from torch import Tensor
+
+
+class Param(IntEnum):
+    """The columns of the table of sampling parameters, int32 [request-pool rows, columns]."""
+
+    SEED_LOW = 0  # the two words of the seed key, see `seed_key`
+    SEED_HIGH = 1
+    TEMPERATURE = 2  # the bits of a float32, as in the next five columns
+    TOP_P = 3
+    MIN_P = 4
+    REPETITION_PENALTY = 5
+    PRESENCE_PENALTY = 6
+    FREQUENCY_PENALTY = 7
+    TOP_K = 8  # 0: off
+
 
 _MASK64 = (1 << 64) - 1
 
@@ -74,14 +91,14 @@ def draw(
     """Sample a token for each row: argmax(logits / temperature + noise), int64 [rows].
 
     ``logits`` [rows, vocab] of any float dtype are converted to float32. ``table`` int32 [request-pool rows, 3 or more]
-    holds the seed key in columns 0 and 1, and the bits of the float32 temperature, above 0, in column 2. If ``scaled``
-    is False, the logits are not divided by the temperature. ``req_pool_indices`` int32 [rows] selects a row of
-    ``table`` for each row of logits. ``positions`` and ``hashes`` are as in `gumbel`.
+    holds the seed key and the temperature, above 0, in the first columns of `Param`. If ``scaled`` is False, the logits
+    are not divided by the temperature. ``req_pool_indices`` int32 [rows] selects a row of ``table`` for each row of
+    logits. ``positions`` and ``hashes`` are as in `gumbel`.
     """
     params, logits = table.index_select(0, req_pool_indices), logits.float()
     if scaled:
-        logits = logits / params[:, 2:3].view(torch.float32)
-    return gumbel(params[:, :2], positions, hashes).add_(logits).argmax(dim=1)
+        logits = logits / params[:, Param.TEMPERATURE, None].view(torch.float32)
+    return gumbel(params[:, : Param.TEMPERATURE], positions, hashes).add_(logits).argmax(dim=1)
 
 
 def argmax(logits: Tensor) -> Tensor:

@@ -3,11 +3,17 @@
 The module owns the page table on the device and a host copy of it, which maps positions to KV locations
 (page · page_size + offset). All work is done on whole numpy arrays: there is no Python loop over rows or tokens. The
 result is what SGLang calls a `ForwardBatch`; in vLLM the model runner's `_prepare_inputs` builds it.
+
+`Uploader` and `Download` are the copies between host and device. On a CPU no data is copied. On CUDA the host side is
+pinned memory from torch's caching allocator, which reuses a block only after the copies that use the block have
+finished. So the code here may drop its references to pinned memory before a copy has finished.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,8 +22,6 @@ from torch import Tensor
 from minisgl.attention import AttnBatch
 from minisgl.core import I32, PENDING, EngineSpec, Step
 from minisgl.engine.prompt_logprobs import PromptPositions, prompt_arrays
-from minisgl.engine.sampler import SamplePlan, SamplingInputs
-from minisgl.engine.transfer import Uploader
 from minisgl.engine.verification import Verification, verification_arrays
 
 MIN_SAVED_TOKENS = 1 << 15
@@ -28,11 +32,94 @@ The separate pass itself costs about as much as reading this number of tokens wi
 """
 
 
+class Line(IntEnum):
+    """The lines of the arrays that describe the tokens of a step, int32 [lines, tokens]: one copy moves all of them."""
+
+    INPUT_ID = 0  # or PENDING
+    POSITION = 1
+    OUT_CACHE_LOC = 2  # KV location to write
+    REQ_POOL_IDX = 3
+    SEQ_LEN = 4  # only where each token is a decode row: the number of tokens that attention reads
+
+
 class ModelInputs(NamedTuple):
     """Inputs of the model's forward pass, on the device."""
 
-    packed: Tensor  # [4 or more, tokens] int32: token ids (or PENDING), positions, out_cache_loc, request-pool indices
+    packed: Tensor  # [4 or more, tokens] int32; `Line` names its lines
     pending: bool  # whether a token id may be PENDING, which means: the token that the request sampled last
+
+
+class SamplePlan(NamedTuple):
+    """Parts of sampling that each row of logits uses, made on the host before the logits are computed."""
+
+    flags: int  # bitwise or of the flags of all rows
+    rows: dict[int, I32]  # flag of a group (`sampler.GROUPS`) -> the rows that use it; no entry if all rows do
+    alternatives: I32 | None = None  # [rows] number of alternatives to report with the token; -1: no log-probabilities
+    bias_width: int = 0  # largest number of biased tokens of a row
+
+
+class SamplingInputs(NamedTuple):
+    """Inputs of sampling: tensors with one entry for each sampled position of the step, on the device.
+
+    In a step in which a row samples at several positions, ``req_pool_indices`` has that row's index several times.
+    """
+
+    logits_indices: Tensor | None  # index in the step of the token after which to sample; None: after every token
+    req_pool_indices: Tensor
+    positions: Tensor  # position of the token to be sampled
+    plan: SamplePlan
+    groups: dict[int, Tensor]  # `plan.rows` as tensors on the device
+    verification: Verification | None = None  # None: no row samples at several positions
+
+
+class Uploader:
+    """Uploader of host arrays: all arrays of a call go to the device in one copy."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+
+    def __call__(self, arrays: Sequence[I32]) -> list[Tensor]:
+        """Return the arrays as int32 tensors on the device. The copy is ordered on the current stream.
+
+        On a CPU the tensors share memory with the arrays, so the caller must not change the arrays afterwards.
+        """
+        if self.device.type == "cpu":
+            return [torch.from_numpy(a) for a in arrays]
+        host = torch.empty(sum(a.size for a in arrays), dtype=torch.int32, pin_memory=True)
+        if arrays:
+            np.concatenate([a.reshape(-1) for a in arrays], out=host.numpy())
+        flat = host.to(self.device, non_blocking=True)
+        parts = flat.split([a.size for a in arrays])
+        return [part.view(a.shape) for part, a in zip(parts, arrays, strict=True)]
+
+
+class Download:
+    """An asynchronous copy of tensors to the host, on ``stream``, which must be the current stream.
+
+    `arrays` waits for this copy, and not for work that is launched later.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], stream: torch.cuda.Stream | None = None):
+        self._event: Any = None
+        if tensors and stream is not None:
+            host = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
+            for h, t in zip(host, tensors, strict=True):
+                h.copy_(t, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record(stream)
+            self._tensors: Sequence[Tensor] = host
+        else:
+            self._tensors = tensors
+
+    def ready(self) -> bool:
+        """Return whether `arrays` would return without waiting."""
+        return self._event is None or bool(self._event.query())
+
+    def arrays(self) -> list[np.ndarray[Any, Any]]:
+        """Wait until the copy has finished and return the tensors as numpy arrays."""
+        if self._event is not None:
+            self._event.synchronize()
+        return [t.numpy() for t in self._tensors]
 
 
 class InputBuilder:
@@ -107,22 +194,19 @@ class InputBuilder:
         return locations
 
     def token_rows(self, step: Step) -> I32:
-        """Pack a step into one host array, int32 [5, tokens], in which each token is a decode row.
-
-        The five lines are token ids, positions, out_cache_loc, request-pool indices and sequence lengths.
-        """
+        """Pack a step into one host array, int32 [5, tokens], in which each token is a decode row: see `Line`."""
         req_pool_indices, positions = step.req_pool_indices, step.num_computed_tokens
         if step.num_decode < step.rows:
             counts = step.num_scheduled_tokens
             req_pool_indices = np.repeat(req_pool_indices, counts)
             first_tokens = np.cumsum(counts, dtype=np.int32) - counts
             positions = np.arange(len(step.input_ids), dtype=np.int32) + np.repeat(positions - first_tokens, counts)
-        packed = np.empty((5, len(step.input_ids)), np.int32)
-        packed[0] = step.input_ids
-        packed[1] = positions
-        packed[2] = self.out_cache_loc(req_pool_indices, positions)
-        packed[3] = req_pool_indices
-        packed[4] = positions + 1
+        packed = np.empty((len(Line), len(step.input_ids)), np.int32)
+        packed[Line.INPUT_ID] = step.input_ids
+        packed[Line.POSITION] = positions
+        packed[Line.OUT_CACHE_LOC] = self.out_cache_loc(req_pool_indices, positions)
+        packed[Line.REQ_POOL_IDX] = req_pool_indices
+        packed[Line.SEQ_LEN] = positions + 1
         return packed
 
     def build(self, step: Step) -> tuple[ModelInputs, AttnBatch]:
@@ -137,10 +221,10 @@ class InputBuilder:
             batch = AttnBatch(
                 rows,
                 cu_seqlens_q_cpu,
-                host[4],
+                host[Line.SEQ_LEN],
                 cu_seqlens_q,
-                packed[4],
-                packed[3],
+                packed[Line.SEQ_LEN],
+                packed[Line.REQ_POOL_IDX],
                 self.page_table,
                 shared_prefix_len=shared_prefix_len,
             )
@@ -148,7 +232,7 @@ class InputBuilder:
         cu_seqlens_q_cpu = np.zeros(rows + 1, np.int32)
         np.cumsum(step.num_scheduled_tokens, out=cu_seqlens_q_cpu[1:])
         pending = bool((step.input_ids[: cu_seqlens_q_cpu[step.num_continuing]] == PENDING).any())
-        host = self.token_rows(step)[:4]
+        host = self.token_rows(step)[: Line.SEQ_LEN]
         seq_lens_cpu = step.num_computed_tokens + step.num_scheduled_tokens
         packed, req_pool_indices, seq_lens, cu_seqlens_q = self.upload(
             [host, step.req_pool_indices, seq_lens_cpu, cu_seqlens_q_cpu]

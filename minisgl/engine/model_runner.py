@@ -17,15 +17,15 @@ from torch import Tensor
 
 from minisgl.attention import AttentionBackend, AttnBatch
 from minisgl.core import EngineSpec, Step, StepResult, TokenMasks
-from minisgl.engine.inputs import InputBuilder, ModelInputs
+from minisgl.engine.inputs import InputBuilder, Line, ModelInputs, SamplePlan, SamplingInputs
 from minisgl.engine.prompt_logprobs import PromptPositions, score_prompt
 from minisgl.engine.results import read_result
-from minisgl.engine.sampler import Sampled, SamplePlan, Sampler, SamplingInputs
+from minisgl.engine.sampler import Sampled, Sampler
 from minisgl.engine.verification import Accepted
 from minisgl.layers.context import Context
 from minisgl.models.decoder import Model
 
-__all__ = ["Forward", "ModelRunner", "Prepared", "StepRunner"]
+__all__ = ["Forward", "GraphRunner", "ModelRunner", "Prepared", "StepRunner"]
 
 
 class Prepared(NamedTuple):
@@ -91,6 +91,27 @@ class StepRunner(Protocol):
 
     def close(self) -> None:
         """Release what the runner holds. The engine calls it before it closes the communicator."""
+
+
+class GraphRunner(Protocol):
+    """What the group `graph` builds: it wraps the runner of steps, to launch the same work with less host time.
+
+    Every rank has its own. What a wrapper does, such as replaying recorded launches, is its own matter: a runner that
+    records steps is a `minisgl.plugins.graph.replaying.BucketRunner`.
+    """
+
+    def wrap_attention(self, backend: AttentionBackend, max_tokens: int) -> AttentionBackend:
+        """Return the attention backend that the model's layers call: ``backend`` itself, or an object that wraps it.
+
+        Called once, before the model is built. No step with prompts has more than ``max_tokens`` tokens.
+        """
+
+    def wrap(self, runner: ModelRunner) -> StepRunner:
+        """Return a runner of the same steps with the same results, or ``runner`` itself.
+
+        Called once, when weights, KV pool and page table exist, and before ``start`` of the returned runner. It must
+        allocate nothing on the device.
+        """
 
 
 class ModelRunner:
@@ -202,7 +223,7 @@ class ModelRunner:
 
         A PENDING id is replaced by the token that its request-pool row sampled last.
         """
-        input_ids, positions, out_cache_loc, req_pool_indices = tokens.packed[:4].long().unbind()
+        input_ids, positions, out_cache_loc, req_pool_indices = tokens.packed[: Line.SEQ_LEN].long().unbind()
         if tokens.pending:
             input_ids = torch.where(input_ids < 0, self.last_token_ids.index_select(0, req_pool_indices), input_ids)
         return input_ids, positions, out_cache_loc

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from minisgl.core import I32, Logprobs, Step, StepResult
+from minisgl.engine.inputs import SamplePlan
 from minisgl.engine.prompt_logprobs import read_prompt_logprobs
-from minisgl.engine.sampler import SamplePlan, read_logprobs
+from minisgl.engine.sampler import read_logprobs
 
 __all__ = ["read_result"]
 

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from minisgl.core import I32, I64, Admission, Logprobs, SamplingParams, TokenMasks
 from minisgl.engine import logits_processors
-from minisgl.engine.gumbel import argmax, draw, seed_key, token_hashes
-from minisgl.engine.transfer import Uploader
-from minisgl.engine.verification import Accepted, Verification
+from minisgl.engine.gumbel import Param, argmax, draw, seed_key, token_hashes
+from minisgl.engine.inputs import SamplePlan, SamplingInputs, Uploader
+from minisgl.engine.verification import Accepted
 
 F32 = npt.NDArray[np.float32]
 
@@ -30,32 +30,7 @@ F32 = npt.NDArray[np.float32]
 RANDOM, PARTIAL_SORT, FULL_SORT, MIN_P, PENALTY, BIAS, LOGPROBS = (1 << i for i in range(7))
 GROUPS = (RANDOM, PARTIAL_SORT, FULL_SORT, PENALTY, BIAS, LOGPROBS)  # parts that run on a subset of the rows
 
-NUM_PARAMS = 9  # 32-bit words of parameters of a request, see `Sampler`
-
 MIN_TEMPERATURE = 1e-5  # lower ones (of rows that are not greedy) are raised to it, or float32 could overflow
-
-
-class SamplePlan(NamedTuple):
-    """Parts of sampling that each row of logits uses, made on the host before the logits are computed."""
-
-    flags: int  # bitwise or of the flags of all rows
-    rows: dict[int, I32]  # group (a flag of GROUPS) -> the rows that use it; no entry if all rows use the group
-    alternatives: I32 | None = None  # [rows] number of alternatives to report with the token; -1: no log-probabilities
-    bias_width: int = 0  # largest number of biased tokens of a row
-
-
-class SamplingInputs(NamedTuple):
-    """Inputs of sampling: tensors with one entry for each sampled position of the step, on the device.
-
-    In a step in which a row samples at several positions, ``req_pool_indices`` has that row's index several times.
-    """
-
-    logits_indices: Tensor | None  # index in the step of the token after which to sample; None: after every token
-    req_pool_indices: Tensor
-    positions: Tensor  # position of the token to be sampled
-    plan: SamplePlan
-    groups: dict[int, Tensor]  # `plan.rows` as tensors on the device
-    verification: Verification | None = None  # None: no row samples at several positions
 
 
 class Sampled(NamedTuple):
@@ -88,7 +63,7 @@ def state_bytes(max_running_requests: int, vocab_size: int) -> int:
 
     The memory of one step, such as its logits in float32, is not part of it.
     """
-    per_row = 4 * NUM_PARAMS + 4 * vocab_size + (8 + 4) * SamplingParams.MAX_BIAS
+    per_row = 4 * len(Param) + 4 * vocab_size + (8 + 4) * SamplingParams.MAX_BIAS
     return (max_running_requests + 1) * per_row + 4 * vocab_size
 
 
@@ -109,9 +84,7 @@ class Sampler:
         self._flags = np.zeros(max_running_requests + 1, np.uint8)
         self._alternatives = np.full(max_running_requests + 1, -1, np.int32)
         self._bias_sizes = np.zeros(max_running_requests + 1, np.int32)  # number of biased tokens
-        # Columns of each request-pool row: seed key (2 words); temperature, top_p, min_p, repetition, presence and
-        # frequency penalty as the bits of float32; top_k.
-        self._params = torch.zeros(max_running_requests + 1, NUM_PARAMS, dtype=torch.int32, device=device)
+        self._params = torch.zeros(max_running_requests + 1, len(Param), dtype=torch.int32, device=device)
         self._hashes: Tensor | None = None  # `token_hashes`, made for the first request that is not greedy
         # [request-pool rows, vocab] int32: which tokens the prompt and the output contain, as `apply_penalties` reads
         # it. Allocated for the first request with a penalty.
@@ -124,20 +97,17 @@ class Sampler:
         """Store the sampling parameters of newly admitted requests in their request-pool rows."""
         if not admissions:
             return
-        ints = np.zeros((len(admissions), NUM_PARAMS), np.int32)
+        ints = np.zeros((len(admissions), len(Param)), np.int32)
         floats = ints.view(np.float32)
         for i, admission in enumerate(admissions):
             p = admission.params
-            ints[i, 0], ints[i, 1] = seed_key(admission.seed)
-            ints[i, 8] = p.top_k if 0 < p.top_k < self.vocab_size else 0
-            floats[i, 2:8] = (
-                max(p.temperature, MIN_TEMPERATURE) if not p.greedy else 1.0,
-                p.top_p,
-                p.min_p,
-                p.repetition_penalty,
-                p.presence_penalty,
-                p.frequency_penalty,
-            )
+            ints[i, Param.SEED_LOW], ints[i, Param.SEED_HIGH] = seed_key(admission.seed)
+            floats[i, Param.TEMPERATURE] = max(p.temperature, MIN_TEMPERATURE) if not p.greedy else 1.0
+            floats[i, Param.TOP_P], floats[i, Param.MIN_P] = p.top_p, p.min_p
+            floats[i, Param.REPETITION_PENALTY] = p.repetition_penalty
+            floats[i, Param.PRESENCE_PENALTY] = p.presence_penalty
+            floats[i, Param.FREQUENCY_PENALTY] = p.frequency_penalty
+            ints[i, Param.TOP_K] = p.top_k if 0 < p.top_k < self.vocab_size else 0
             self._flags[admission.req_pool_idx] = self._flags_of(p)
             self._alternatives[admission.req_pool_idx] = -1 if p.logprobs is None else p.logprobs
             self._bias_sizes[admission.req_pool_idx] = len(p.logit_bias)
@@ -266,9 +236,9 @@ class Sampler:
 
     # In these methods ``rows`` are the rows of logits in a group, as `SamplePlan.rows` has them; None: all rows.
 
-    def _float_params(self, req_pool_indices: Tensor) -> Tensor:
-        """Return float32 [6, rows]: temperature, top_p, min_p, repetition, presence and frequency penalty."""
-        return self._params[:, 2:8].index_select(0, req_pool_indices).view(torch.float32).T
+    def _floats(self, req_pool_indices: Tensor, first: Param, last: Param) -> Tensor:
+        """Return the columns from ``first`` to ``last`` of the rows' parameters, as float32 [columns, rows]."""
+        return self._params[:, first : last + 1].index_select(0, req_pool_indices).view(torch.float32).T
 
     def _add_bias(self, logits: Tensor, inputs: SamplingInputs) -> Tensor:
         assert self._bias is not None
@@ -285,7 +255,7 @@ class Sampler:
         history = self._history.index_select(0, req_pool_indices)
         if inputs.verification is not None:
             inputs.verification.add_drafts(history, rows)
-        penalties = self._float_params(req_pool_indices)[3:]
+        penalties = self._floats(req_pool_indices, Param.REPETITION_PENALTY, Param.FREQUENCY_PENALTY)
         part = logits_processors.apply_penalties(_select_rows(logits, rows), history, *penalties)
         return _replace_rows(logits, rows, part)
 
@@ -297,10 +267,10 @@ class Sampler:
         # Without top-k, top-p and min-p, `draw` divides by the temperature while it reads the logits.
         filtered = bool(plan.flags & (PARTIAL_SORT | FULL_SORT | MIN_P))
         if filtered:
-            temperature, top_p, min_p = self._float_params(req_pool_indices)[:3]
+            temperature, top_p, min_p = self._floats(req_pool_indices, Param.TEMPERATURE, Param.MIN_P)
             logits = logits / temperature[:, None]
             threshold = logits_processors.min_p_threshold(logits, min_p)
-            top_k = self._params[:, 8].index_select(0, req_pool_indices)
+            top_k = self._params[:, Param.TOP_K].index_select(0, req_pool_indices)
             partial_width = min(logits_processors.PARTIAL_SORT_WIDTH, self.vocab_size)
             for group, width in ((PARTIAL_SORT, partial_width), (FULL_SORT, self.vocab_size)):
                 if plan.flags & group:

@@ -9,12 +9,12 @@ import contextlib
 import gc
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import zmq
 
 from minisgl.core import InvalidRequestError, Output
-from minisgl.engine.build import LeaderEngine, build_engine, follow
+from minisgl.engine.ranks import Peers, follow
 from minisgl.message import (
     Abort,
     Accepted,
@@ -70,18 +70,21 @@ def run_rank(
     with started_early(early_of(encoded), *options_of(encoded, "device", "tp")):  # before the plugins import torch
         manager = PluginManager.load(plugins_of(encoded))
         config = decode_config(encoded, manager)
+        from minisgl.engine.build import build_engine
+
         engine = build_engine(config, manager, rank, config.tp, rendezvous)
     context = zmq.Context()
     ready = begin_reports(report, manager, engine)
     if heartbeat is not None:
-        followers = LocalFollowers(context, addresses) if addresses.followers else None
-        run_leader(report, ready, addresses, context, config, manager, engine, followers, heartbeat)
+        if addresses.followers:
+            engine.peers = LocalRanks(context, addresses)
+        run_leader(report, ready, addresses, context, config, manager, engine, heartbeat)
     else:
         inbox = Pull(context, addresses.followers[rank - 1])
         report.send(ready)
         follow(engine, _next_step(inbox, Push(context, addresses.api), f"scheduler-{rank}"))
     # This line is reached only if no error occurred. After an error the engine is not closed, because closing could
-    # wait for a rank that has died.
+    # wait for a rank that has died. Rank 0's engine tells the other ranks to end.
     engine.close()
     context.destroy(linger=500)
 
@@ -93,17 +96,7 @@ def begin_reports(report: Report, manager: PluginManager, engine: TorchEngine) -
     return Ready([(plugin.name, str(plugin.path), plugin.sha256) for plugin in manager.plugins], engine.spec)
 
 
-class Followers(Protocol):
-    """Rank 0's connections to the other ranks."""
-
-    def send(self, data: bytes) -> None:
-        """Send an encoded step to every rank."""
-
-    def end(self) -> None:
-        """Tell every rank that no step follows."""
-
-
-class LocalFollowers:
+class LocalRanks(Peers):
     """The ranks that the same launcher started. They receive steps over ZeroMQ."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], addresses: Addresses):
@@ -139,15 +132,13 @@ def run_leader(
     config: Config,
     manager: PluginManager,
     engine: TorchEngine,
-    followers: Followers | None,
     heartbeat: Heartbeat,
 ) -> None:
-    """Run rank 0: schedule requests until a `Stop` message arrives, then tell the other ranks to end."""
+    """Run rank 0: schedule requests until a `Stop` message arrives."""
     manager.load_built_in("observer", "metrics")  # for `GET /metrics`
-    leader = engine if followers is None else LeaderEngine(engine, followers.send)
     tokenizer = build_tokenizer(config.tokenizer, manager, resolve_model(config.model), False)
     eos_ids = () if tokenizer is None else tokenizer.eos_ids
-    scheduler = build_scheduler(config, manager, leader, eos_ids=eos_ids)
+    scheduler = build_scheduler(config, manager, engine, eos_ids=eos_ids)
     loop = SchedulerLoop(
         scheduler,
         Pull(context, addresses.scheduler),
@@ -168,8 +159,6 @@ def run_leader(
         raise
     finally:
         manager.close()
-    if followers is not None:
-        followers.end()
 
 
 class SchedulerLoop:

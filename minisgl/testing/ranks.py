@@ -20,7 +20,9 @@ import torch
 
 from minisgl.config import Config
 from minisgl.distributed import Communicator
-from minisgl.engine.build import LeaderEngine, build_engine, follow
+from minisgl.engine.build import build_engine
+from minisgl.engine.engine import TorchEngine
+from minisgl.engine.ranks import Peers, follow
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.testing.serving import scaled_timeout
 from minisgl.utils.ports import free_port
@@ -126,7 +128,7 @@ def _location(thread: threading.Thread) -> str:
 
 
 @contextmanager
-def leader_engine(config: Config, manager: PluginManager) -> Iterator[LeaderEngine]:
+def leader_engine(config: Config, manager: PluginManager) -> Iterator[TorchEngine]:
     """Build an engine of ``config.tp`` ranks, each a thread, and yield rank 0's. At the end, close all of them.
 
     Raises AssertionError if another rank failed, or does not end within a minute.
@@ -143,18 +145,22 @@ def leader_engine(config: Config, manager: PluginManager) -> Iterator[LeaderEngi
         except BaseException as error:  # raised below, in the caller's thread
             failed.append(error)
 
-    def send(data: bytes | None) -> None:
-        for each in steps:
-            each.put(data)
+    class Threads(Peers):
+        def send(self, data: bytes | None) -> None:
+            for each in steps:
+                each.put(data)
+
+        def end(self) -> None:
+            self.send(None)
 
     followers = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(1, config.tp)]
     for follower in followers:
         follower.start()
-    leader = LeaderEngine(build_engine(config, manager, 0, config.tp, address), send)
+    leader = build_engine(config, manager, 0, config.tp, address)
+    leader.peers = Threads()
     try:
         yield leader
     finally:
-        send(None)
         leader.close()
         for follower in followers:
             follower.join(60)

@@ -19,8 +19,9 @@ from minisgl import LLM, SamplingParams
 from minisgl.config import ConfigError
 from minisgl.core import Admission, EngineDeadError, InvalidRequestError, Step
 from minisgl.engine import kv_sizing, setup
-from minisgl.engine.build import LeaderEngine, build_engine, follow
+from minisgl.engine.build import build_engine
 from minisgl.engine.engine import TorchEngine
+from minisgl.engine.ranks import Peers, follow
 from minisgl.models.config import ModelConfig
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
@@ -294,14 +295,16 @@ def test_bind_runs_on_engine_stream(manager: PluginManager, path: Path, monkeypa
 
 
 def test_promise_7_followers_get_every_step(engine: TorchEngine) -> None:
-    """`LeaderEngine` sends each step before launching it; `follow` replays the bytes with the same results."""
+    """Rank 0's engine sends each step before launching it; `follow` replays the bytes with the same results."""
     sent: list[bytes] = []
-    leader = LeaderEngine(engine, sent.append)
+    engine.peers = Peers()
+    engine.peers.send = sent.append  # type: ignore[method-assign]
     steps = [prefill(0, 4, [5, 6], [0], GREEDY), decode(1, [4], [2])]
     tokens = []
     for step in steps:
-        leader.launch(step)
-        tokens.append(leader.result().tokens.tolist())
+        engine.launch(step)
+        tokens.append(engine.result().tokens.tolist())
+    engine.peers = None
     # Replay the encoded steps: the tokens are the same, with at most two steps in flight.
     replay = _CountingEngine(engine)
     queue = iter([*sent, None])

@@ -9,8 +9,7 @@ import torch
 from minisgl.attention import GraphKey
 from minisgl.core import I32, PENDING, EngineSpec, Step
 from minisgl.engine import inputs
-from minisgl.engine.inputs import InputBuilder
-from minisgl.engine.sampler import SamplePlan
+from minisgl.engine.inputs import InputBuilder, SamplePlan
 from minisgl.plugins.graph.replaying.inputs import GraphInputBuffers
 
 CPU = torch.device("cpu")

@@ -13,7 +13,8 @@ from transformers import generation as hf
 from minisgl.core import Admission, Logprobs, SamplingParams
 from minisgl.engine import logits_processors
 from minisgl.engine.gumbel import gumbel, seed_key, token_hashes
-from minisgl.engine.sampler import Sampler, SamplingInputs, read_logprobs
+from minisgl.engine.inputs import SamplingInputs
+from minisgl.engine.sampler import Sampler, read_logprobs
 
 CPU = torch.device("cpu")
 VOCAB = 300

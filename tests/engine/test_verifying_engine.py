@@ -14,7 +14,7 @@ import torch
 
 from minisgl.core import EngineDeadError, SamplingParams, TokenMasks
 from minisgl.engine import kv_sizing
-from minisgl.engine.build import LeaderEngine, build_engine
+from minisgl.engine.build import build_engine
 from minisgl.engine.engine import TorchEngine
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
@@ -61,7 +61,7 @@ def engine_of(manager: PluginManager, path: Path, *words: str) -> Iterator[Torch
     engine.close()
 
 
-def two_ranks(manager: PluginManager, path: Path, *words: str) -> AbstractContextManager[LeaderEngine]:
+def two_ranks(manager: PluginManager, path: Path, *words: str) -> AbstractContextManager[TorchEngine]:
     """Return an engine of two ranks, each a thread."""
     return leader_engine(compose(manager, [f"model={path}", *WORDS, "tp=2", *words]), manager)
 

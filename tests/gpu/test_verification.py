@@ -15,8 +15,8 @@ import torch
 from minisgl.core import Admission, EngineSpec, SamplingParams, TokenMasks
 from minisgl.engine.build import build_engine
 from minisgl.engine.engine import TorchEngine
-from minisgl.engine.followers import start_engine
 from minisgl.engine.inputs import InputBuilder
+from minisgl.engine.ranks import start_engine
 from minisgl.engine.sampler import Sampler
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager

@@ -31,7 +31,7 @@ from minisgl.cluster.multi_node.link import CAUSE_SECONDS, Link
 from minisgl.cluster.multi_node.same_options import plugin_hashes
 from minisgl.cluster.multi_node.torchrun import Place, use_interface
 from minisgl.config import Config, ConfigError
-from minisgl.engine.build import build_engine, prepare_device
+from minisgl.engine.ranks import Peers
 from minisgl.message import Addresses
 from minisgl.plugin_manager.manager import PluginManager, decode_config, plugins_of
 from minisgl.server.rank_process import begin_reports, run_leader
@@ -46,7 +46,7 @@ MAX_HANDSHAKES = 32
 _ACCEPT_SECONDS = 0.05
 
 
-class RemoteRanks:
+class RemoteRanks(Peers):
     """The ranks 1 to ``size - 1``. ``secret`` is the secret that all ranks have.
 
     ``on_dead`` gets the reason when a rank is gone, and whether an option must be changed. ``on_leaving`` is called
@@ -183,6 +183,8 @@ def run_rank_0(report: Report, addresses: Addresses, encoded: bytes, place: Plac
         report.send(Failed(reason, options))
         os._exit(1)  # the main thread may wait in a collective, which has no other end
 
+    from minisgl.engine.build import build_engine, prepare_device
+
     prepare_device(config, place.local_rank, place.local_size)
     ranks, rendezvous = _connect(config, manager, encoded, place, end, lambda: report.send(DrainRequest()))
     try:
@@ -191,7 +193,8 @@ def run_rank_0(report: Report, addresses: Addresses, encoded: bytes, place: Plac
         )
         ready = begin_reports(report, manager, engine)
         ranks.wait_until_ready()
-        run_leader(report, ready, addresses, context, config, manager, engine, ranks, heartbeat)
+        engine.peers = ranks
+        run_leader(report, ready, addresses, context, config, manager, engine, heartbeat)
     except Exception:
         time.sleep(CAUSE_SECONDS)
         raise

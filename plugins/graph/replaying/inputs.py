@@ -11,7 +11,7 @@ from torch import Tensor
 
 from minisgl.attention import AttnBatch, GraphKey
 from minisgl.core import I32, EngineSpec, Step
-from minisgl.engine.inputs import ModelInputs
+from minisgl.engine.inputs import Line, ModelInputs
 
 __all__ = ["GraphInputBuffers", "PiecewiseInputBuffers", "repeats_few_reads"]
 
@@ -37,11 +37,11 @@ class GraphInputBuffers:
     def __init__(self, key: GraphKey, spec: EngineSpec, page_table: Tensor, device: torch.device):
         rows = key.rows * key.q_len
         self.key, self._page_table, self._device = key, page_table, device
-        pad = (0, 0, spec.num_pages * spec.page_size, spec.max_running_requests, 1)
+        pad = (0, 0, spec.num_pages * spec.page_size, spec.max_running_requests, 1)  # in the order of `Line`
         self._pad = np.array(pad, np.int32)[:, None]
         self._packed = torch.tensor(pad, dtype=torch.int32, device=device)[:, None].repeat(1, rows)
         self.tokens = ModelInputs(self._packed, pending=True)
-        self._req_pool_indices, self._seq_lens = self._packed[3:]
+        self._req_pool_indices, self._seq_lens = self._packed[Line.REQ_POOL_IDX], self._packed[Line.SEQ_LEN]
         self._cu_seqlens_q_cpu = np.arange(rows + 1, dtype=np.int32)
         self._cu_seqlens_q = torch.arange(rows + 1, dtype=torch.int32, device=device)
 
@@ -60,7 +60,7 @@ class GraphInputBuffers:
         return AttnBatch(
             size,
             self._cu_seqlens_q_cpu,
-            array[4],
+            array[Line.SEQ_LEN],
             self._cu_seqlens_q,
             self._seq_lens,
             self._req_pool_indices,
@@ -101,7 +101,7 @@ class PiecewiseInputBuffers:
         ``indices`` int32 lists the tokens whose hidden states are needed, at most `capacity`.
         """
         n = tokens.packed.shape[1]
-        self.tokens.packed[:, :n] = tokens.packed[:4]
+        self.tokens.packed[:, :n] = tokens.packed[: Line.SEQ_LEN]
         self.tokens.packed[:, n:] = self._pad
         if self.logits_indices is not None:
             self.logits_indices[: len(indices)] = indices

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from minisgl.core import I32, PENDING, Admission, Step, StepResult, TokenMasks
+from minisgl.engine.inputs import Line, SamplePlan, SamplingInputs
 from minisgl.engine.model_runner import Forward, ModelRunner, StepRunner
-from minisgl.engine.sampler import PENALTY, SamplePlan, SamplingInputs
+from minisgl.engine.sampler import PENALTY
 from minisgl.engine.verification import Accepted
 from minisgl.plugins.kernels.ops.rounds import advance, next_drafts
 
@@ -94,17 +95,19 @@ class RoundsRunner:
         lengths: list[Tensor] = []
         for number in range(step.rounds):
             if number:
-                verification.drafts[:, :-1] = packed[0, : len(logits)].view(-1, width)[:, 1:]
-                inputs = inputs._replace(positions=packed[4, : len(logits)].clone())
+                verification.drafts[:, :-1] = packed[Line.INPUT_ID, : len(logits)].view(-1, width)[:, 1:]
+                inputs = inputs._replace(positions=packed[Line.SEQ_LEN, : len(logits)].clone())
                 logits = repeat.run()[: len(logits)]
             tokens = runner.draw(logits, inputs).tokens
             length = advance(tokens.view(-1, width), packed, self._history, table, size)
             if runner.rank == 0 and inputs.plan.flags & PENALTY:
-                last = packed[0, : len(logits) : width].long()
+                last = packed[Line.INPUT_ID, : len(logits) : width].long()
                 runner.sampler.commit(tokens, inputs, Accepted(length.long(), last))
             all_tokens.append(tokens)
             lengths.append(length)
-        runner.last_token_ids.index_put_((verification.req_pool_indices,), packed[0, : len(logits) : width].long())
+        runner.last_token_ids.index_put_(
+            (verification.req_pool_indices,), packed[Line.INPUT_ID, : len(logits) : width].long()
+        )
         return {"tokens": torch.stack(all_tokens), "accepted": torch.stack(lengths)}
 
     def _repeat(self, step: Step, tokens: Tensor, accepted: Tensor) -> dict[str, Tensor]:

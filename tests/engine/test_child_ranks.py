@@ -1,4 +1,4 @@
-"""Tests of `RankedEngine`, with rank 0 in this process: the exit of a follower process raises `EngineDeadError`."""
+"""Tests of `ChildRanks`, with rank 0 in this process: the exit of another rank's process raises `EngineDeadError`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,33 +14,58 @@ import pytest
 import torch
 
 from minisgl.core import EngineDeadError, EngineSpec, Step
-from minisgl.engine.followers import Followers, RankedEngine
+from minisgl.engine.engine import TorchEngine, _LaunchedStep
+from minisgl.engine.ranks import ChildRanks
 
 
-class BlockedEngine:
-    """Stand-in for rank 0's engine whose result never becomes ready, as on a GPU that waits in a collective."""
+class BlockedRunner:
+    """Stand-in for rank 0's runner."""
 
-    spec, eos_ids = EngineSpec(1, 1, 1, 1, 1), frozenset[int]()
-    dtype = torch.float32
+    spec, rank, size, model, attention = EngineSpec(1, 1, 1, 1, 1), 0, 2, None, None
 
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)
-        self.calls: list[str] = []
+        self.ctx: Any = SimpleNamespace(comm=self, dtype=torch.float32, pool=None)
 
-    def launch(self, step: Any) -> None:
-        raise AssertionError("launched although a follower did not get the step")
-
-    def result_ready(self) -> bool:
-        return False
-
-    def result(self) -> Any:
-        raise AssertionError("on a real device this call would block")
-
-    def abandon(self) -> None:
-        self.calls.append("abandoned")
+    def begin(self, step: Any) -> None:
+        raise AssertionError("launched although a rank did not get the step")
 
     def close(self) -> None:
+        pass
+
+
+class BlockedDownload:
+    """Stand-in for a result that never becomes ready, as on a GPU that waits in a collective."""
+
+    def ready(self) -> bool:
+        return False
+
+    def arrays(self) -> Any:
+        raise AssertionError("on a real device this call would block")
+
+
+class BlockedEngine(TorchEngine):
+    """Rank 0's engine, with a step in flight whose result never becomes ready. It records how it ends."""
+
+    def __init__(self, device: str, process: subprocess.Popen[bytes]) -> None:
+        runner: Any = BlockedRunner(device)
+        super().__init__(runner, runner, runner, frozenset())
+        self.calls: list[str] = []
+        self._in_flight.append(_LaunchedStep(one_step(), None, (), BlockedDownload()))  # type: ignore[arg-type]
+        ranks = ChildRanks.__new__(ChildRanks)
+        ranks._processes, ranks._threads = [process], torch.get_num_threads()
+        self.peers = ranks
+
+    def _abandon(self) -> None:
+        self.calls.append("abandoned")
+
+    def _release(self) -> None:
         self.calls.append("closed")
+
+
+def one_step() -> Step:
+    one, none = np.zeros(1, np.int32), np.empty(0, np.int32)
+    return Step(0, one, one, one + 1, one + 1, 1, 0, one, (none, none, none))
 
 
 @pytest.fixture
@@ -50,23 +76,16 @@ def follower() -> Any:
     process.wait()
 
 
-def ranked(engine: BlockedEngine, process: subprocess.Popen[bytes]) -> RankedEngine:
-    followers = Followers.__new__(Followers)
-    followers._processes = [process]
-    return RankedEngine(engine, followers, torch.get_num_threads())  # type: ignore[arg-type]
-
-
 def test_promise_10_rank_dies_during_result(follower: subprocess.Popen[bytes]) -> None:
     """`result` raises within two seconds if a follower is killed; the engine on a GPU is then abandoned, not closed."""
-    blocked = BlockedEngine("cuda")
-    engine = ranked(blocked, follower)
+    engine = BlockedEngine("cuda", follower)
     threading.Timer(0.3, follower.kill).start()
     start = time.monotonic()
     with pytest.raises(EngineDeadError, match="rank 1 ended with status -9"):
         engine.result()
     assert 0.2 < time.monotonic() - start < 2
     engine.close()
-    assert blocked.calls == ["abandoned"]
+    assert engine.calls == ["abandoned"]
 
 
 def test_promise_10_closed_pipe_counts_as_dead() -> None:
@@ -76,21 +95,18 @@ def test_promise_10_closed_pipe_counts_as_dead() -> None:
     assert process.stdout is not None
     with process.stdout as closed:
         assert closed.read() == b""
-    blocked = BlockedEngine("cuda")
-    engine = ranked(blocked, process)
-    one, none = np.zeros(1, np.int32), np.empty(0, np.int32)
-    step = Step(0, one, one, one + 1, one + 1, 1, 0, one, (none, none, none))
+    engine = BlockedEngine("cuda", process)
     with pytest.raises(EngineDeadError, match="rank 1 is gone"):
-        engine.launch(step)
+        engine.launch(one_step())
     engine.close()
     engine.close()
-    assert blocked.calls == ["abandoned"]
+    assert engine.calls == ["abandoned"]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_close_without_failure(device: str, follower: subprocess.Popen[bytes]) -> None:
     """If no rank has failed, `close` closes rank 0's engine and the follower exits with status 0."""
-    blocked = BlockedEngine(device)
-    ranked(blocked, follower).close()
-    assert blocked.calls == ["closed"]
+    engine = BlockedEngine(device, follower)
+    engine.close()
+    assert engine.calls == ["closed"]
     assert follower.wait(5) == 0
