@@ -28,7 +28,7 @@ from minisgl.core import SamplingParams, shorten
 from minisgl.message import Prompt
 from minisgl.server.dispatch import Dispatcher, Stream
 from minisgl.server.errors import CLIENT_CLOSED_REQUEST, ApiError
-from minisgl.server.extension import HttpExtension
+from minisgl.server.extension import HttpExtension, overridden
 from minisgl.server.generate import Json, ResponseBuilder, respond_json, respond_stream
 from minisgl.server.protocol import DEFAULT_MAX_TOKENS, ChatRequest, CompletionRequest, GenerateRequest, parse
 from minisgl.server.request_record import Generation, Metrics, RequestMiddleware, record_of
@@ -64,6 +64,9 @@ class Api:
         self.config, self.dispatcher, self.metrics, self.extensions = config, dispatcher, metrics, extensions
         self.model = config.server.served_model_name or config.model
         self.sampling_defaults = sampling_defaults
+        self._check_fields = overridden(extensions, "check_fields")
+        self._check_body = overridden(extensions, "check_body")
+        self._admit, self._watch = overridden(extensions, "admit"), overridden(extensions, "watch")
         dispatcher.make_room = self._find_room
 
     # ---- what a request asks for -----------------------------------------------------------------------------
@@ -79,12 +82,11 @@ class Api:
 
         def check_and_convert(parsed: S) -> T:
             if max_seq_len:  # else the server is starting: it refuses the request anyway
-                for extension in self.extensions:
-                    extension.check_body(parsed, max_seq_len)
+                for check in self._check_body:
+                    check(parsed, max_seq_len)
             return convert(parsed)
 
-        checks = [extension.check_fields for extension in self.extensions]
-        return await parse_body(body, kind, check_and_convert, checks)
+        return await parse_body(body, kind, check_and_convert, self._check_fields)
 
     def check_model(self, name: str | None) -> None:
         """Raise `ApiError` (404) for the name of another model than the server's."""
@@ -129,13 +131,13 @@ class Api:
         The request ends with an error after ``server.request_timeout``.
         """
         record = record_of(request.scope)
-        for extension in self.extensions:
-            extension.admit(prompts, params, record)
+        for admit in self._admit:
+            admit(prompts, params, record)
         stream = self.dispatcher.submit(prompts, params, max_tokens_from_context, record.id, record.client)
         record.generation = Generation(
             chat=builder.chat, response_id=builder.id, params=params, uids=stream.uids, arrival=record.arrival
         )
-        watching = (extension.watch(record.generation) for extension in self.extensions)
+        watching = (watch(record.generation) for watch in self._watch)
         stream.listeners = (record.generation.add, *(watch for watch in watching if watch is not None))
         timeout = self.config.server.request_timeout
         if timeout is not None:
@@ -172,7 +174,7 @@ def create_app(api: Api) -> ASGIApp:
     app: ASGIApp = routes
     for extension in api.extensions:
         app = extension.wrap(app)
-    return RequestMiddleware(app, (api.metrics.count_request, *(extension.on_end for extension in api.extensions)))
+    return RequestMiddleware(app, (api.metrics.count_request, *overridden(api.extensions, "on_end")))
 
 
 def _add_openai_routes(router: fastapi.APIRouter, api: Api) -> None:

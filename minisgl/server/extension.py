@@ -139,6 +139,12 @@ def load_extensions(
     return [extension for extension in built if extension is not None]
 
 
+def overridden(extensions: Sequence[HttpExtension], name: str) -> list[Any]:
+    """Return the methods ``name`` of the extensions that have one of their own: the others would do nothing."""
+    base = getattr(HttpExtension, name)
+    return [getattr(each, name) for each in extensions if getattr(getattr(each, name), "__func__", None) is not base]
+
+
 def load_some(config: Config, *names: str) -> list[HttpExtension]:
     """Build those of the named extensions that are shipped. A router of several servers uses them as a server does."""
     return load_extensions(config, names=[name for name in names if name in shipped()])

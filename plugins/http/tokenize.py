@@ -17,6 +17,7 @@ from minisgl.message import (
     TextPrompt,
     TokenizeReply,
     TokenizeRequest,
+    TokensPrompt,
     unpack_ids,
 )
 from minisgl.server.app import Api
@@ -91,7 +92,8 @@ class TokenizeRoutes(HttpExtension):
 
         @router.post("/detokenize")
         async def detokenize(request: Request) -> Response:
-            body, prompt = await api.read(request, DetokenizeBody, lambda body: tokens_prompt(body.tokens, "tokens"))
+            limit = dispatcher.max_seq_len
+            body, prompt = await api.read(request, DetokenizeBody, lambda body: check_tokens(body, limit))
             api.check_model(body.model)
             reply = await api.query(
                 dispatcher.ask_tokenizer(lambda uid: DetokenizeRequest(uid, prompt.ids), DetokenizeReply)
@@ -100,9 +102,11 @@ class TokenizeRoutes(HttpExtension):
                 raise ApiError.from_finished(reply.error)
             return Json({"prompt": reply.text})
 
-    def check_body(self, body: msgspec.Struct, max_seq_len: int) -> None:
-        if isinstance(body, DetokenizeBody):
-            try:
-                check_num_ids(len(body.tokens), max_seq_len)
-            except InvalidRequestError as error:
-                raise ApiError.from_invalid(error) from None
+
+def check_tokens(body: DetokenizeBody, max_seq_len: int) -> TokensPrompt:
+    """Return the token ids of a body. Raise `ApiError` for more ids than a request can have, or for a wrong id."""
+    try:
+        check_num_ids(len(body.tokens), max_seq_len or len(body.tokens))  # 0: the server is starting
+    except InvalidRequestError as error:
+        raise ApiError.from_invalid(error) from None
+    return tokens_prompt(body.tokens, "tokens")

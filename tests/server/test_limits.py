@@ -17,7 +17,7 @@ from starlette.requests import Request
 
 from minisgl.config import ServerConfig
 from minisgl.plugins.http.bounds import MAX_FIELD, MAX_PROMPTS, Bounds
-from minisgl.plugins.http.tokenize import DetokenizeBody, TokenizeBody, TokenizeRoutes
+from minisgl.plugins.http.tokenize import DetokenizeBody, TokenizeBody, check_tokens
 from minisgl.server import protocol
 from minisgl.server.app import MIN_BODY, SMALL_BODY, default_max_body, parse_body, read_body
 from minisgl.server.errors import ApiError
@@ -101,8 +101,9 @@ TOO_MANY_PARTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def check_work(body: msgspec.Struct, max_seq_len: int) -> None:
-    for extension in (Bounds(ServerConfig()), TokenizeRoutes()):
-        extension.check_body(body, max_seq_len)
+    Bounds(ServerConfig()).check_body(body, max_seq_len)
+    if isinstance(body, DetokenizeBody):
+        check_tokens(body, max_seq_len)
 
 
 @pytest.mark.parametrize("name", TOO_MANY_PARTS)
