@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from minisgl.models import few_rows
-from minisgl.models.decoder import DecoderLayer
+from minisgl.models.converter import convert
+from minisgl.models.decoder import DecoderLayer, DecoderLayers
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.attention.triton import FUSED_ROWS, TritonAttention
+from minisgl.plugins.kernels.converted import few_rows
+from minisgl.plugins.kernels.converted.decoder_layers import FusedDecoderLayers
 from minisgl.plugins.kernels.ops.launch import in_pieces, recording
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.paged import PagedModel
@@ -34,8 +36,8 @@ class Served:
         self.compiled, self.original = compiled, few_rows.serves
         self.answers: list[bool] = []
 
-    def __call__(self, layers: Any, layer_type: type, x: Tensor) -> bool:
-        served = self.original(layers, layer_type, x)
+    def __call__(self, layers: Any, x: Tensor) -> bool:
+        served = self.original(layers, x)
         if not self.compiled and len(x) <= few_rows.MAX_ROWS and not in_pieces():
             served = few_rows.fuses(layers[0], x)
         self.answers.append(served)
@@ -58,8 +60,10 @@ def build(name: str, folder: Path, device: torch.device, compiled: bool, backend
     dtype = torch.bfloat16 if compiled else torch.float32
     path = tiny_checkpoint(name, folder, **MODELS[name])
     model = PagedModel(path, device=device, dtype=dtype, manager=manager, max_seq_len=96, **made)
-    if not compiled and isinstance(model.attention, TritonAttention):  # the interpreter needs no early launches
-        model.attention.fused_rows = FUSED_ROWS
+    if not compiled:
+        convert(model.model, {DecoderLayers: FusedDecoderLayers})  # type: ignore[arg-type]
+        if isinstance(model.attention, TritonAttention):  # the interpreter needs no early launches
+            model.attention.fused_rows = FUSED_ROWS
     return model
 
 
@@ -153,8 +157,9 @@ def test_float32_and_other_layers_are_not_served(tmp_path: Path, device: torch.d
     model.run([(0, 0, [1, 2, 3])])
     model.run([(0, 3, [4])])  # plans a decode step
     layers, x = model.model.layers, torch.zeros(1, 64, device=device, dtype=torch.bfloat16)
-    assert few_rows.serves(layers, DecoderLayer, x) == (compiled and torch.cuda.get_device_capability()[0] >= 9)
-    assert not few_rows.serves(layers, DecoderLayer, x.float())
-    assert not few_rows.serves(layers, DecoderLayer, x.cpu())
-    assert not few_rows.serves(layers, Other, x)
-    assert not few_rows.serves(layers, DecoderLayer, x.expand(few_rows.MAX_ROWS + 1, -1))
+    assert few_rows.serves(layers, x) == (compiled and torch.cuda.get_device_capability()[0] >= 9)
+    assert not few_rows.serves(layers, x.float())
+    assert not few_rows.serves(layers, x.cpu())
+    assert not few_rows.serves(layers, x.expand(few_rows.MAX_ROWS + 1, -1))
+    layers[1].__class__ = Other
+    assert not few_rows.serves(layers, x)

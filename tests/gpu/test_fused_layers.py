@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from minisgl.layers import LinearRowParallel, RMSNormFused
-from minisgl.models import few_rows, fused_layers
-from minisgl.models.decoder import DecoderLayer
+from minisgl.models.converter import convert
+from minisgl.models.decoder import DecoderLayer, DecoderLayers
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.kernels.converted import few_rows, fused_layers
+from minisgl.plugins.kernels.converted.decoder_layers import FusedDecoderLayers
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.paged import PagedModel
 
@@ -32,8 +34,8 @@ class Served:
         self.compiled, self.original = compiled, fused_layers.serves
         self.answers: list[bool] = []
 
-    def __call__(self, layers: Any, layer_type: type, x: Tensor) -> bool:
-        served = self.original(layers, layer_type, x)
+    def __call__(self, layers: Any, x: Tensor) -> bool:
+        served = self.original(layers, x)
         if not self.compiled:
             served = len(x) >= fused_layers.MIN_ROWS
         self.answers.append(served)
@@ -45,9 +47,11 @@ def build(name: str, folder: Path, device: torch.device, dtype: torch.dtype) -> 
     manager = PluginManager.load()
     attention = manager.build("attention", manager.make("attention", "triton"), device=device)
     path = tiny_checkpoint(name, folder, **MODELS[name])
-    return PagedModel(
+    model = PagedModel(
         path, device=device, dtype=dtype, manager=manager, attention=attention, max_seq_len=96, max_running_requests=70
     )
+    convert(model.model, {DecoderLayers: FusedDecoderLayers})  # type: ignore[arg-type]
+    return model
 
 
 @pytest.mark.parametrize("name", list(MODELS))
@@ -93,12 +97,14 @@ def test_which_layers_are_served(tmp_path: Path, device: torch.device, compiled:
     layers = model.model.layers
     capable = compiled and torch.cuda.get_device_capability()[0] >= 9
 
-    def serves(rows: int, layer_type: type = DecoderLayer, x: Tensor | None = None) -> bool:
+    def serves(rows: int, x: Tensor | None = None) -> bool:
         given = torch.zeros(rows, 256, device=device, dtype=torch.bfloat16) if x is None else x
-        return fused_layers.serves(layers, layer_type, given)
+        return fused_layers.serves(layers, given)
 
     assert [serves(rows) for rows in (1, 2, 256, 257)] == [False, capable, capable, False]
-    assert not serves(2, Other)
+    layers[1].__class__ = Other
+    assert not serves(2)
+    layers[1].__class__ = DecoderLayer
     assert not serves(2, x=torch.zeros(2, 256, device=device))
     assert not serves(2, x=torch.zeros(2, 256, dtype=torch.bfloat16))
 
