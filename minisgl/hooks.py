@@ -179,6 +179,20 @@ def minisgl_models() -> Mapping[str, type]:
 
 
 @hookspec
+def minisgl_wrap_policy(config: Config) -> Callable[..., Any] | None:
+    """Wrap the scheduling policy, to change its plans or to keep a promise whatever it plans.
+
+    When: once in rank 0's process, at start, when the scheduler is built. All plugins are called. The wrapper of the
+    plugin that was loaded last is the outermost one: it is `minisgl.plugins.scheduler.guard`, which keeps promise 6.
+
+    - ``config``: all options.
+
+    Returns: a function ``wrap(policy)``, which returns a `minisgl.scheduler.SchedulerPolicy`. A policy that wraps
+    another one passes on its optional members: see there. None: the policy stays as it is.
+    """
+
+
+@hookspec
 def minisgl_wrap_runner(config: Config, max_seq_len: int, device: torch.device) -> Callable[..., Any] | None:
     """Wrap the runner of steps of a rank, to compute steps in another way or to compute more in them.
 

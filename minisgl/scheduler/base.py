@@ -16,7 +16,7 @@ from minisgl.plugin_manager.renamed import moved
 
 if TYPE_CHECKING:
     from minisgl.scheduler.cache_manager import CacheManager
-    from minisgl.scheduler.results import InFlightStep
+    from minisgl.scheduler.steps import InFlightStep
 
 
 class Waiting(NamedTuple):
@@ -101,7 +101,7 @@ class SchedulerPolicy(Protocol):
       retract first when decode runs out of pages at the front. Without it, that is the least urgent request, by
       priority and then arrival. In either case, the most urgent request is never retracted for pages (promise 5).
     - ``make_room(planner: Planner) -> Room``: called before each call of `plan`, which then sees the requests with the
-      changes of the `Room`. It is for a policy that wraps a policy, as `minisgl.scheduler.starvation` does.
+      changes of the `Room`. It is for a policy that wraps a policy, as `minisgl.plugins.scheduler.guard` does.
     """
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Protocol
 from minisgl.core import Engine
 from minisgl.scheduler.base import Drafting
 from minisgl.scheduler.scheduler import Scheduler
-from minisgl.scheduler.starvation import StarvationGuard
 
 if TYPE_CHECKING:
     from minisgl.config import Config
@@ -40,7 +39,10 @@ def build_scheduler(
     """
     manager.observe(config, engine.spec)
     cache = manager.build("cache", config.cache, page_size=engine.spec.page_size)
-    policy = StarvationGuard(manager.build("scheduler", config.scheduler), config.starvation_steps)
+    policy = manager.build("scheduler", config.scheduler)
+    manager.load_built_in("scheduler", "guard")  # keeps promise 6
+    for wrap in reversed(manager.hook.minisgl_wrap_policy(config=config)):  # the plugin loaded last is the outermost
+        policy = wrap(policy)
     if proposer is None and config.speculation is not None:
         proposer = manager.build("speculation", config.speculation, spec=engine.spec)
     speculation = None

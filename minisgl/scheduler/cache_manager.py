@@ -60,12 +60,11 @@ import numpy as np
 
 from minisgl.core import I32, EngineSpec, Req
 from minisgl.kvcache import Key, MatchResult, PrefixCache, Rematches
-from minisgl.scheduler.budget import AdmissionCost
+from minisgl.scheduler.budget import AdmissionCost, Reserve
 from minisgl.scheduler.events import Events
 from minisgl.scheduler.page_allocator import PageAllocator
 from minisgl.scheduler.prefix_hash import PageHash, PrefixHasher
 from minisgl.scheduler.request_table import RequestTable
-from minisgl.scheduler.reserve import Reserve
 
 
 class _PrefixMatch:
@@ -108,6 +107,11 @@ class CacheManager:
     def num_available_pages(self) -> int:
         """Number of pages that can be allocated now: free pages, and pages that the cache can evict."""
         return self.allocator.num_free + self.cache.evictable_pages
+
+    def page_counts(self) -> tuple[int, int, int, int]:
+        """Return the numbers of free, cached, evictable and retiring pages. Running requests own all others."""
+        allocator, cache = self.allocator, self.cache
+        return allocator.num_free, cache.total_pages, cache.evictable_pages, allocator.num_retiring
 
     @property
     def has_pending_frees(self) -> bool:

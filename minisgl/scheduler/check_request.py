@@ -1,4 +1,4 @@
-"""Refuses a request that the scheduler can never serve (promise 2), whatever the types of its parts are.
+"""Refuses a request that the scheduler can never serve (promise 2), whatever the types of its parts are. Seeds others.
 
 Sizes are checked before values, so the cost is bounded by the longest request that can be served.
 """
@@ -14,11 +14,14 @@ from minisgl.core import I32, EngineSpec, InvalidRequestError, SamplingParams
 _MAX_UID = 2**31 - 1  # uids are stored as int32; negative numbers mark pages without a request
 
 
-def check_request(spec: EngineSpec, uid: int, prompt_ids: Sequence[int] | I32, params: SamplingParams) -> I32:
+def check_request(
+    spec: EngineSpec, uid: int, prompt_ids: Sequence[int] | I32, params: SamplingParams, uses_priority: bool = True
+) -> I32:
     """Return the prompt as a read-only array, int32 ``[tokens]``. Such an array is returned itself: requests share it.
 
     Raise ValueError if ``uid`` is not a valid number of a request. Raise `InvalidRequestError`, which names the field,
-    if an engine of the sizes ``spec`` can never serve the request.
+    if an engine of the sizes ``spec`` can never serve the request, or if it has a priority that the scheduling policy
+    does not use.
     """
     if not isinstance(uid, int) or isinstance(uid, bool) or not 0 <= uid <= _MAX_UID:
         raise ValueError(f"a uid must be an integer from 0 to {_MAX_UID}")
@@ -27,7 +30,21 @@ def check_request(spec: EngineSpec, uid: int, prompt_ids: Sequence[int] | I32, p
     params.check(spec.vocab_size)
     _check_type(prompt_ids)
     spec.check_length(len(prompt_ids), params.max_tokens)
-    return _check_tokens(prompt_ids, spec.vocab_size)
+    ids = _check_tokens(prompt_ids, spec.vocab_size)
+    if params.priority and not uses_priority:
+        raise InvalidRequestError(
+            "priority", f"priority must be 0, got {params.priority}: the scheduling policy does not use priorities."
+        )
+    return ids
+
+
+def seed_of(params: SamplingParams, seed: int, arrival: int) -> int:
+    """Return the seed in ``params``, or one derived from the scheduler's seed and the arrival number (splitmix64)."""
+    if params.seed is not None:
+        return params.seed
+    x = (seed * 0x9E3779B97F4A7C15 + (arrival + 1) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+    x = ((x ^ (x >> 30)) * 0x94D049BB133111EB) & (2**64 - 1)
+    return (x ^ (x >> 31)) >> 1
 
 
 def _check_type(prompt_ids: Sequence[int] | I32) -> None:

@@ -16,9 +16,8 @@ from minisgl.core import I32, Bools, Req
 from minisgl.scheduler.base import Plan, Room, Running, SchedulerPolicy, Waiting
 from minisgl.scheduler.budget import RETRACTION_SLACK, AdmissionCost, StepBudget, WaitingView
 from minisgl.scheduler.cache_manager import CacheManager
-from minisgl.scheduler.fairness import by_urgency
 from minisgl.scheduler.prefix_hash import PageHash
-from minisgl.scheduler.waiting_queue import WaitingQueue
+from minisgl.scheduler.waiting_queue import WaitingQueue, by_urgency
 
 MAX_ADMISSIONS = 256
 """The largest number of requests that one step admits. An admission costs the host some 25 µs, and a turn of the loop
@@ -201,6 +200,16 @@ class Planner:
         exempt = min(reqs, key=attrgetter("urgency"))
         return [*(by_uid[uid] for uid in uids if uid != exempt.uid), exempt]
 
+    def victims_for(self, num_pages: int) -> list[Req]:
+        """Return the first of `victims`, as many as must go so that ``num_pages`` pages become free. One may be enough.
+
+        They are retracted at once. A retraction saves at most the request's pages, and the one that it needed.
+        """
+        victims = self.victims()
+        assert len(victims) > 1, "the KV pool cannot hold the only running request"
+        pages = np.cumsum(self.request_table.num_pages[req_pool_indices_of(victims)] + 1)
+        return victims[: min(int(np.searchsorted(pages, num_pages)) + 1, len(victims) - 1)]
+
     def oldest_row(self) -> list[tuple[int, int]]:
         """Return a row for the earliest admitted request that fits; if none does, for the oldest waiting request."""
         budget = self._budget(0)  # a new budget: the policy's plan was empty, so its grants do not count
@@ -229,12 +238,22 @@ class Planner:
         size -= sum(self.requests.requests[uid].req_pool_idx < 0 for uid in without)
         return WaitingView(size, self._waiting_views((req for req in waiting if req.uid not in without), running))
 
-    def check(self, reqs: list[Req], req_pool_indices: I32, num_tokens: I32) -> None:
-        """Raise `PolicyError` unless the rows fit into one step.
+    def check(self, rows: Sequence[tuple[int, int]]) -> tuple[list[Req], I32, I32]:
+        """Raise `PolicyError` unless the planned rows, (uid, tokens) each, fit into one step.
 
-        ``reqs[i]`` is the request of row i, ``req_pool_indices[i]`` its request-pool index (-1: waiting), and
-        ``num_tokens[i]`` the tokens that the plan gives it. The check counts anew and ignores the budget's grants.
+        The check counts anew and ignores the budget's grants. Return the request of each row, its request-pool index
+        (-1: waiting), and the tokens that the plan gives it.
         """
+        uids, tokens = zip(*rows, strict=True)
+        found = [self.requests.requests.get(uid) for uid in uids]
+        if None in found:
+            raise PolicyError(f"the plan names request {uids[found.index(None)]}, which is not open")
+        reqs: list[Req] = found  # type: ignore[assignment]
+        req_pool_indices, num_tokens = req_pool_indices_of(reqs), np.array(tokens, np.int32)
+        self._check(reqs, req_pool_indices, num_tokens)
+        return reqs, req_pool_indices, num_tokens
+
+    def _check(self, reqs: list[Req], req_pool_indices: I32, num_tokens: I32) -> None:
         table = self.request_table
         running, waiting = req_pool_indices[req_pool_indices >= 0], np.flatnonzero(req_pool_indices < 0).tolist()
         if len({id(reqs[i]) for i in waiting}) < len(waiting) or np.bincount(running, minlength=1).max() > 1:

@@ -23,23 +23,20 @@ from minisgl.core import (
     EngineDeadError,
     Finished,
     FinishReason,
-    InvalidRequestError,
     Output,
     Req,
     SamplingParams,
     Step,
-    TokenMasks,
 )
 from minisgl.kvcache import PrefixCache
 from minisgl.scheduler.base import Constraint, Running, SchedulerPolicy, Speculation
 from minisgl.scheduler.cache_manager import CacheManager
-from minisgl.scheduler.check_request import check_request
+from minisgl.scheduler.check_request import check_request, seed_of
+from minisgl.scheduler.counters import Counters
 from minisgl.scheduler.events import Events
-from minisgl.scheduler.fairness import NO_GROUP
-from minisgl.scheduler.planner import Planner, PolicyError, req_pool_indices_of
-from minisgl.scheduler.results import InFlightStep, ResultReader
-from minisgl.scheduler.step_builder import StepBuilder
-from minisgl.scheduler.waiting_queue import WaitingQueue
+from minisgl.scheduler.planner import Planner, req_pool_indices_of
+from minisgl.scheduler.steps import InFlightStep, ResultReader, StepBuilder, token_masks
+from minisgl.scheduler.waiting_queue import NO_GROUP, WaitingQueue
 
 
 class Scheduler:
@@ -74,27 +71,23 @@ class Scheduler:
         speculation: Speculation | None = None,
         constraint_of: Callable[[Req], Constraint | None] | None = None,
     ):
-        self.engine, self.clock = engine, clock
-        self.constraint_of = constraint_of
-        self.spec = engine.spec
+        self.engine, self.spec, self.clock, self.constraint_of = engine, engine.spec, clock, constraint_of
         self.overlap_depth = 1 if overlap else 0
-        self.eos_ids = frozenset(eos_ids)
-        self.seed = seed
+        self.eos_ids, self.seed = frozenset(eos_ids), seed
         self.events = Events(observers)
         self.cache_manager = CacheManager(self.spec, cache, self.events)
         self.planner = Planner(self, policy, self.cache_manager, max_prefill_tokens)
         self.request_table = self.cache_manager.request_table
         self.constraints: dict[int, Constraint] = {}  # grammars of open requests, by uid
         self.speculation = speculation
-        self.step_builder = StepBuilder(self.cache_manager, self.speculation, self.constraints)
-        self._counts = dict.fromkeys(_COUNTERS, 0)
-        self.results = ResultReader(self.request_table, self.constraints, self._counts)
+        self.step_builder = StepBuilder(self.cache_manager, speculation, self.constraints)
+        self.counters = Counters()
+        self.results = ResultReader(self.request_table, self.constraints, self.counters)
         self.requests: dict[int, Req] = {}  # open requests (waiting and running) by uid
         self.waiting = WaitingQueue(lambda: self.request_table.reqs)
         self.in_flight: deque[InFlightStep] = deque()
         self.next_step_id = 0
-        self._arrivals = 0
-        self._admissions = 0
+        self._arrivals = self._admissions = 0
         self._output = Output()
         self._idle = True  # whether the pool was checked after the last request ended
         self._failure = ""  # why the scheduler can't go on: see `fail`
@@ -106,25 +99,20 @@ class Scheduler:
     ) -> None:
         """Add a request to the waiting queue.
 
-        Requests with the same ``group`` share what one request without a group has: `minisgl.scheduler.fairness`.
+        Requests with the same ``group`` share what one request without a group has: `minisgl.scheduler.waiting_queue`.
 
         Raise `InvalidRequestError`, which names the field, if the request can never be served (promise 2). Raise
         ValueError if ``uid`` is not an integer from 0 to 2^31 - 1, or if a request with this ``uid`` is open. The
         request is not registered then.
         """
         self._check_alive()
-        ids = check_request(self.spec, uid, prompt_ids, params)
-        if params.priority and not self.planner.uses_priority:
-            raise InvalidRequestError(
-                "priority", f"priority must be 0, got {params.priority}: the scheduling policy does not use priorities."
-            )
+        ids = check_request(self.spec, uid, prompt_ids, params, self.planner.uses_priority)
         if uid in self.requests:
             raise ValueError(f"a request with uid {uid} is already open")
-        req = Req(uid, ids, params, self._arrivals, self._seed_of(params))
+        req = Req(uid, ids, params, self._arrivals, seed_of(params, self.seed, self._arrivals))
         req.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_ids)
         req.queued_at_step, req.group = self.next_step_id, group
-        constraint = self.constraint_of(req) if self.constraint_of is not None else None
-        if constraint is not None:
+        if self.constraint_of is not None and (constraint := self.constraint_of(req)) is not None:
             self.constraints[uid] = constraint
         self._arrivals += 1
         self.requests[uid] = req
@@ -132,14 +120,6 @@ class Scheduler:
         self.cache_manager.hash_prompt(req)
         self._idle = False
         self.events.request_added(req, self.clock())
-
-    def _seed_of(self, params: SamplingParams) -> int:
-        """Return the seed in ``params``, or a seed derived from the arrival number (splitmix64)."""
-        if params.seed is not None:
-            return params.seed
-        x = (self.seed * 0x9E3779B97F4A7C15 + (self._arrivals + 1) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
-        x = ((x ^ (x >> 30)) * 0x94D049BB133111EB) & (2**64 - 1)
-        return (x ^ (x >> 31)) >> 1
 
     def abort_request(self, uid: int) -> None:
         """End a waiting or running request. Ignore an unknown ``uid``: the request may have ended already."""
@@ -177,7 +157,7 @@ class Scheduler:
 
         1. Ensure a free or evictable KV page for every decode row that needs a new one. If pages run out, wait for
            retiring pages, and then retract (vLLM: preempt) the youngest request, or the one that the policy names:
-           `_ensure_decode_pages`, `retract`.
+           `_ensure_decode_pages`, `_retract`.
         2. Schedule: the policy chooses rows among the running and the waiting requests: `_plan`, `Planner.plan`. The
            plan must fit into the step's tokens, rows and pages: `Planner.check`.
         3. Admit the waiting requests in the plan: lock their cached prefixes, allocate their KV pages, and evict cached
@@ -189,7 +169,7 @@ class Scheduler:
         7. Read the result of the step *before*, while the device computes the step just launched (overlap scheduling).
            Without overlap, or if there was nothing to launch, read the oldest result: `_process_result`. If a row has a
            grammar, the sampling of the step just launched starts only now, with masks that depend on the result just
-           read: `_sample`. If the step before verifies draft tokens, its result is read first of all, before 1.
+           read: `token_masks`. If the step before verifies draft tokens, its result is read first of all, before 1.
         8. With that result, free the retired pages that waited for its step: `CacheManager.free_retired`. Append the
            sampled tokens. Finish requests that sampled a stop token or reached ``max_tokens``, and release their pages:
            `_finish`, `CacheManager.release`.
@@ -199,14 +179,12 @@ class Scheduler:
         while len(self.in_flight) > 1:
             self._process_result()  # 7 and 8
         if launched and self.in_flight[-1].step.late_sampling:
-            self._sample(self.in_flight[-1])
+            # All results of earlier steps have been read, so the grammars know every token before those to be sampled.
+            self.engine.sample(token_masks(self.in_flight[-1], self.constraints, self.spec.vocab_size))
         if self.in_flight and not (launched and self.overlap_depth):
             self._process_result()
         if "pages_counted" in self.events.subscribed:
-            allocator, cache = self.cache_manager.allocator, self.cache_manager.cache
-            self.events.pages_counted(
-                self.next_step_id, allocator.num_free, cache.total_pages, cache.evictable_pages, allocator.num_retiring
-            )
+            self.events.pages_counted(self.next_step_id, *self.cache_manager.page_counts())
         if not self.requests and not self.in_flight and not self._idle:
             self._idle = True
             self.cache_manager.allocator.check_idle(self.cache_manager.cache.total_pages)
@@ -249,17 +227,15 @@ class Scheduler:
         compute anything.
         """
         room = self.planner.room()
-        for uid in room.retract:
-            self.retract(self.requests[uid])
         for uid, priority in room.priorities:
             self.waiting.set_priority(self.requests[uid], priority)
         if room.retract:
+            self._retract([self.requests[uid] for uid in room.retract])
             views = self.request_table.running_views(self.next_step_id)
         plan = self.planner.plan(views)
         rows = plan.rows
         if plan.retract:
-            for uid in plan.retract:
-                self.retract(self.requests[uid])
+            self._retract([self.requests[uid] for uid in plan.retract])
             rows = self.planner.grant_again(rows)
         if not rows and not self.in_flight:
             # No result is due that could free pages, so another turn would be the same: compute the oldest request.
@@ -277,26 +253,17 @@ class Scheduler:
             if self.in_flight and cache_manager.has_pending_frees:
                 self._process_result()
                 continue
-            victims = self.planner.victims()
-            assert len(victims) > 1, "the KV pool cannot hold the only running request"
             cache_manager.reserve.pages_ran_out()
-            count = 1
-            if not self.in_flight:  # else the next result may free enough pages
-                # Retract at once all requests that must go: a retraction saves at most the request's pages and one.
-                pages = np.cumsum(table.num_pages[req_pool_indices_of(victims)] + 1)
-                count = min(int(np.searchsorted(pages, missing)) + 1, len(victims) - 1)
-            self._retract(victims[:count])
-
-    def retract(self, req: Req) -> None:
-        """Release row and pages of a running request and return it to the waiting queue (vLLM: preempt).
-
-        The request keeps its output. When it is admitted again, it prefills prompt and output, and then continues.
-        """
-        self._retract([req])
+            # With a step in flight, retract one request only: the next result may free enough pages.
+            self._retract(self.planner.victims_for(1 if self.in_flight else missing))
 
     def _retract(self, reqs: Sequence[Req]) -> None:
+        """Release row and pages of running requests and return them to the waiting queue (vLLM: preempt).
+
+        A request keeps its output. When it is admitted again, it prefills prompt and output, and then continues.
+        """
         self._release(reqs)
-        self._counts["retractions"] += len(reqs)
+        self.counters["retractions"] += len(reqs)
         for req in reqs:
             req.queued_at_step = self.next_step_id
             self.waiting.add(req)
@@ -314,24 +281,14 @@ class Scheduler:
 
         Return the step and the request of each row.
         """
-        uids, tokens = zip(*rows, strict=True)
-        reqs = list(map(self.requests.get, uids))
-        if None in reqs:
-            raise PolicyError(f"the plan names request {uids[reqs.index(None)]}, which is not open")
-        req_pool_indices, num_tokens = req_pool_indices_of(reqs), np.array(tokens, np.int32)  # type: ignore[arg-type]
-        self.planner.check(reqs, req_pool_indices, num_tokens)  # type: ignore[arg-type]
+        reqs, req_pool_indices, num_tokens = self.planner.check(rows)
         self.events.batch_planned(self.next_step_id, rows)
         admitted = [reqs[i] for i in np.flatnonzero(req_pool_indices < 0).tolist()]
         if admitted:
-            self._admit(admitted)  # type: ignore[arg-type]
-            req_pool_indices = req_pool_indices_of(reqs)  # type: ignore[arg-type]
+            self._admit(admitted)
+            req_pool_indices = req_pool_indices_of(reqs)
         return self.step_builder.build(
-            self.next_step_id,
-            reqs,  # type: ignore[arg-type]
-            req_pool_indices,
-            num_tokens,
-            admitted,  # type: ignore[arg-type]
-            may_repeat=not self.waiting,
+            self.next_step_id, reqs, req_pool_indices, num_tokens, admitted, may_repeat=not self.waiting
         )
 
     def _admit(self, reqs: list[Req]) -> None:
@@ -345,51 +302,22 @@ class Scheduler:
         for req in reqs:
             self.waiting.remove(req)
             num_cached_tokens = int(self.request_table.num_computed_tokens[req.req_pool_idx])
-            self._counts["cached_tokens"] += num_cached_tokens
+            self.counters.admitted(req, num_cached_tokens)
             if req.first_admission:
                 req.num_cached_tokens, req.first_admission = num_cached_tokens, False
-                self._counts["prompt_tokens"] += len(req.prompt_ids)
-                self._counts["cached_prompt_tokens"] += num_cached_tokens
 
     def _record_launch(self, step: Step, reqs: list[Req]) -> None:
         """Record a launched step as in flight, and insert into the cache the prompt pages that it computes."""
         table = self.request_table
         launched = InFlightStep(step, reqs, table.admission_order[step.req_pool_indices])
-        ends = launched.ends
-        if step.num_verify:  # only the first token of a verification row is certain: the drafts may be rejected
-            verify = slice(step.num_decode, step.num_continuing)
-            ends[verify] = step.num_computed_tokens[verify] + 1
-        table.num_computed_tokens[step.req_pool_indices] = ends
+        table.num_computed_tokens[step.req_pool_indices] = launched.certain_ends
         table.last_step[step.req_pool_indices] = step.id
         self.in_flight.append(launched)
         self.cache_manager.last_launched_step = step.id
         self.next_step_id += 1
         if step.num_continuing < step.rows:
             self.cache_manager.cache_prompts(reqs[step.num_continuing :])
-        counts = self._counts
-        counts["steps"] += 1
-        counts["decode_tokens"] += step.num_continuing
-        counts["prefill_tokens"] += len(step.input_ids) - step.num_decode
-        if step.num_verify:
-            counts["prefill_tokens"] -= int(step.num_sampled_tokens[verify].sum())
-
-    def _sample(self, launched: InFlightStep) -> None:
-        """Start the sampling of a step that waits for the masks of its grammars.
-
-        All results of earlier steps have been read, so the grammars know every token before those to be sampled.
-        """
-        step = launched.step
-        ends = np.cumsum(step.num_scheduled_tokens).tolist()
-        positions = [np.empty(0, np.int32)]
-        masks = [np.empty((0, -(-self.spec.vocab_size // 32)), np.int32)]
-        first = 0
-        for row, (req, n) in enumerate(zip(launched.reqs, step.num_sampled_tokens.tolist(), strict=True)):
-            constraint = self.constraints.get(req.uid) if n else None
-            if constraint is not None:  # the request has not ended meanwhile
-                masks.append(constraint.masks(step.input_ids[ends[row] - n + 1 : ends[row]].tolist()))
-                positions.append(np.arange(first, first + n, dtype=np.int32))
-            first += n
-        self.engine.sample(TokenMasks(np.concatenate(positions), np.concatenate(masks)))
+        self.counters.launched(step)
 
     # ---- the result --------------------------------------------------------------------------------------
 
@@ -404,10 +332,7 @@ class Scheduler:
         if self.speculation is not None:
             self.speculation.read(launched, result, np.flatnonzero(gained).tolist())
         if "step_finished" in self.events.subscribed:
-            gaining: list[Req | None] = list(launched.reqs)
-            if not gained.all():
-                gaining = [req if gains else None for req, gains in zip(gaining, gained.tolist(), strict=True)]
-            self.events.step_finished(result, gaining, self.clock())
+            self.events.step_finished(result, launched.reqs_of(gained), self.clock())
         if ended:
             self._finish(ended)
 
@@ -428,35 +353,32 @@ class Scheduler:
 
     def _reply(self, req: Req, end: Finished) -> None:
         """Send the request's final reply, exactly one per request (promise 1)."""
-        end.prompt_tokens, end.cached_tokens, end.output_tokens = (
-            len(req.prompt_ids),
-            req.num_cached_tokens,
-            len(req.output_ids),
-        )
+        end.prompt_tokens, end.output_tokens = len(req.prompt_ids), len(req.output_ids)
+        end.cached_tokens = req.num_cached_tokens
         req.finish_reason, req.error = end.finish_reason, end.error
         del self.requests[req.uid]
         self.constraints.pop(req.uid, None)
         self._output.finished.append(end)
-        self._counts[f"finished_{end.finish_reason}"] += 1
+        self.counters[f"finished_{end.finish_reason}"] += 1
         self.events.request_finished(req, self.clock())
 
     # ---- counters and checks ---------------------------------------------------------------------------
 
     def stats(self) -> dict[str, int]:
         """Return counters since the start and, with names that begin with ``num_``, current numbers."""
-        allocator, cache = self.cache_manager.allocator, self.cache_manager.cache
+        free, cached, evictable, retiring = self.cache_manager.page_counts()
         return {
-            **self._counts,
+            **self.counters,
             **({} if self.speculation is None else self.speculation.stats()),
             "evicted_pages": self.cache_manager.evicted_pages,
             "num_waiting_reqs": len(self.waiting),
             "num_running_reqs": len(self.request_table.reqs),
             "num_in_flight_steps": len(self.in_flight),
             "num_pages": self.spec.num_pages,
-            "num_free_pages": allocator.num_free,
-            "num_cached_pages": cache.total_pages,
-            "num_evictable_pages": cache.evictable_pages,
-            "num_retiring_pages": allocator.num_retiring,
+            "num_free_pages": free,
+            "num_cached_pages": cached,
+            "num_evictable_pages": evictable,
+            "num_retiring_pages": retiring,
         }
 
     def close(self) -> None:
@@ -475,22 +397,3 @@ class Scheduler:
         self.cache_manager.cache.check()
         self.cache_manager.allocator.check(self.cache_manager.cache.total_pages)
         self.cache_manager.allocator.check_idle(self.cache_manager.cache.total_pages)
-
-
-_COUNTERS = (
-    "steps",
-    "prefill_tokens",
-    "decode_tokens",
-    "cached_tokens",
-    "prompt_tokens",
-    "cached_prompt_tokens",
-    "verification_rows",
-    "draft_tokens",
-    "accepted_draft_tokens",
-    "output_tokens",
-    "retractions",
-    "finished_stop",
-    "finished_length",
-    "finished_abort",
-    "finished_error",
-)

@@ -1,17 +1,61 @@
 """The waiting requests in order of urgency. A request enters and leaves at any position in O(log n), amortised.
 
-`minisgl.scheduler.fairness` says what a group is, and in which order requests of several groups are served.
+All choices that one HTTP request asks for form a *group*, and groups have fair shares of the running requests. An HTTP
+request may ask for a thousand choices. In order of arrival, each later request would wait until nearly all of them have
+ended. So the next request to run is one of the group that has the fewest running requests (max-min fairness); requests
+without a group count as groups of one. Within a priority:
+
+- the waiting requests are ordered by their *rank*, and then by arrival. The rank of a request is the number of requests
+  of its group that run or wait before it (`fair_order`);
+- the running request to retract first is one of the highest rank (`by_urgency`);
+- with the starvation guard, a waiting request that finds no room takes that of running requests of a higher rank.
+
+If no request has a group, this is the order of arrival.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from heapq import heappop, heappush
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from heapq import heappop, heappush, merge
 from operator import attrgetter
 
 from minisgl.core import Req
-from minisgl.scheduler.fairness import NO_GROUP, fair_order
+
+NO_GROUP = 0
+"""The group of a request that counts as a group of its own."""
+
+
+def fair_order(alone: Iterable[Req], groups: Mapping[int, Iterable[Req]], running: Sequence[Req]) -> Iterator[Req]:
+    """Yield waiting requests by priority, rank and arrival.
+
+    ``alone`` are those without a group, ``groups`` the others by group, each in order of urgency.
+    """
+    num_running = Counter(req.group for req in running)
+
+    def keyed(reqs: Iterable[Req], first_rank: int, step: int) -> Iterator[tuple[int, int, int, Req]]:
+        return ((req.priority, first_rank + i * step, req.arrival, req) for i, req in enumerate(reqs))
+
+    queues = [keyed(reqs, num_running[group], 1) for group, reqs in groups.items()]
+    return (entry[-1] for entry in merge(keyed(alone, 0, 0), *queues))
+
+
+def ranks(running: Iterable[Req]) -> dict[int, int]:
+    """Return the rank of each running request by its uid: the number of more urgent ones of its group."""
+    seen: Counter[int] = Counter()
+    result = {}
+    for req in sorted(running, key=lambda req: req.urgency):
+        result[req.uid] = seen[req.group]
+        seen[req.group] += req.group != NO_GROUP
+    return result
+
+
+def by_urgency(running: Sequence[Req]) -> list[Req]:
+    """Return the running requests by priority, rank and arrival. The first one arrived first of its priority."""
+    rank = ranks(running)
+    return sorted(running, key=lambda req: (req.priority, rank[req.uid], req.arrival))
+
 
 _urgency = attrgetter("urgency")
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from minisgl.core import EngineSpec, Finished, InvalidRequestError, Output, Req, SamplingParams
 from minisgl.kvcache import PrefixCache
+from minisgl.plugins.scheduler.guard import StarvationGuard
 from minisgl.plugins.speculation import DraftProposer
 from minisgl.scheduler.base import SchedulerPolicy
-from minisgl.scheduler.starvation import StarvationGuard
 from minisgl.testing.drafts import SeededProposer
 from minisgl.testing.sim import SimCounts, SimEngine
 from minisgl.testing.truth import Expected, ExpectedTokens, FakeGrammar, SimRequest, expected_output, score

@@ -29,13 +29,13 @@ from minisgl.core import (
     StepResult,
 )
 from minisgl.plugins.speculation.adaptive import AdaptiveSpeculation
-from minisgl.scheduler import results, step_builder
+from minisgl.scheduler import scheduler, steps
 from minisgl.scheduler.base import Budget, Plan, Running, Waiting
 from minisgl.scheduler.budget import AdmissionCost
 from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.scheduler.page_allocator import PageAllocator
-from minisgl.scheduler.results import Ended, InFlightStep, ResultReader
 from minisgl.scheduler.scheduler import Scheduler
+from minisgl.scheduler.steps import Ended, InFlightStep, ResultReader
 from minisgl.testing.drive import Drive, Job, make_plugin
 from minisgl.testing.small import no_lookahead
 from minisgl.testing.traced import traced
@@ -290,12 +290,12 @@ def stop_in_run_missed() -> Bug:
     def last_only(req: Req, run: Sequence[int]) -> int | None:
         return len(run) - 1 if run[-1] in req.stop_ids else None
 
-    return patch.object(results, "_first_stop", last_only)
+    return patch.object(steps, "_first_stop", last_only)
 
 
 def rejected_token_in_history() -> Bug:
     """Patch the admission: the penalties of a request that is admitted again count one token too many."""
-    real = step_builder._admission
+    real = steps._admission
 
     def admission(req: Req, with_tokens: bool) -> Admission:
         right = real(req, with_tokens)
@@ -303,17 +303,17 @@ def rejected_token_in_history() -> Bug:
             return right
         return replace(right, output_ids=np.append(right.output_ids, right.output_ids[-1]))
 
-    return patch.object(step_builder, "_admission", admission)
+    return patch.object(steps, "_admission", admission)
 
 
 def logprobs_shifted() -> Bug:
     """Patch the reading of results: each token of a run has the log-probability of the token before it."""
-    real = results._add_logprobs
+    real = steps._add_logprobs
 
     def add(out: Output, entries: Sequence[Logprobs] | None, first: int, count: int) -> None:
         real(out, entries if entries is None else [entries[0], *entries][:count], first, count)
 
-    return patch.object(results, "_add_logprobs", add)
+    return patch.object(steps, "_add_logprobs", add)
 
 
 def result_after_abort_kept() -> Bug:
@@ -357,24 +357,23 @@ def same_row_twice() -> Bug:
     return patch.object(Scheduler, "_build", build)
 
 
-def masks_of_the_step_before() -> Bug:
+@contextmanager
+def masks_of_the_step_before() -> Iterator[None]:
     """Patch the scheduler: the masks of a step are made at its launch, before the result of the step before is read."""
-    real = Scheduler._launch
+    real, real_masks = Scheduler._launch, steps.token_masks
+    made: dict[int, tuple[Step, Any]] = {}  # by id of the step; the reference keeps the id from being used again
 
     def launch(self: Scheduler) -> bool:
         launched = real(self)
-        if launched and self.in_flight[-1].step.late_sampling:
-            self._sample(self.in_flight[-1])
+        if launched and (flight := self.in_flight[-1]).step.late_sampling:
+            made[id(flight.step)] = flight.step, real_masks(flight, self.constraints, self.spec.vocab_size)
         return launched
 
-    def sample_twice(self: Scheduler, launched: InFlightStep) -> None:
-        if id(launched.step) not in done:
-            done[id(launched.step)] = launched.step
-            real_sample(self, launched)
+    def early_masks(launched: InFlightStep, *args: Any) -> Any:
+        return made[id(launched.step)][1]
 
-    done: dict[int, Step] = {}  # by id; the reference keeps the id from being used again
-    real_sample = Scheduler._sample
-    return patch.multiple(Scheduler, _launch=launch, _sample=sample_twice)
+    with patch.object(scheduler, "token_masks", early_masks), patch.object(Scheduler, "_launch", launch):
+        yield
 
 
 # ---- bugs of verification in rounds ------------------------------------------------------------------------

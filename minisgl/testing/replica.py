@@ -21,10 +21,10 @@ from minisgl.cluster.kv_events import AnyEvent
 from minisgl.config import Config
 from minisgl.core import I32, EngineSpec, Finished, Req, SamplingParams, Step, StepResult
 from minisgl.kvcache import PrefixCache
+from minisgl.plugins.scheduler.guard import StarvationGuard
 from minisgl.plugins.speculation import DraftProposer
 from minisgl.scheduler import Scheduler
 from minisgl.scheduler.base import SchedulerPolicy
-from minisgl.scheduler.starvation import StarvationGuard
 from minisgl.testing.null import NullEngine
 
 __all__ = ["Notice", "SimReplica", "StepCost"]

@@ -138,6 +138,15 @@ def test_attention(expected: list[list[int]]) -> None:
     assert backend.query_tokens == stats["prefill_tokens"] + stats["decode_tokens"]
 
 
+def test_minisgl_wrap_policy(expected: list[list[int]], capsys: pytest.CaptureFixture[str]) -> None:
+    with llm("minisgl_wrap_policy") as engine:
+        assert tokens(engine) == expected
+        guard: Any = engine.scheduler.planner.policy
+        assert (type(guard).__name__, type(guard.policy).__name__) == ("StarvationGuard", "LoggedPolicy")
+        assert guard.policy.plans >= engine.scheduler.stats()["steps"] > 0
+    assert "plan 1: 2 rows, " in capsys.readouterr().out
+
+
 def test_minisgl_wrap_runner(expected: list[list[int]]) -> None:
     with llm("minisgl_wrap_runner") as engine:
         assert tokens(engine) == expected

@@ -34,12 +34,13 @@ SELECTED = {
     "kernels.auto",
     "kernels.cpp",
     "moe.torch",
+    "scheduler.guard",
     "scheduler.prefill_first",
     "speculation.none",
     "tokenizer.auto",
 }
 OPTIONS = ("attention=torch", "graph=none", "moe=torch", "device=cpu", "num_pages=64")
-"""The options that select `SELECTED`, with the defaults of the other groups."""
+"""The options that select `SELECTED`, with the defaults of the other groups and the starvation guard."""
 
 
 def selected(names: set[str]) -> set[str]:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minisgl.core import Req, SamplingParams
-from minisgl.scheduler.fairness import behind, by_urgency
-from minisgl.scheduler.waiting_queue import WaitingQueue
+from minisgl.plugins.scheduler.guard import behind
+from minisgl.scheduler.waiting_queue import WaitingQueue, by_urgency
 from minisgl.testing.drive import Job
 from minisgl.testing.small import job, make, no_lookahead, pool
 from minisgl.testing.workloads import POLICIES

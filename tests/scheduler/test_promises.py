@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from minisgl.core import EngineDeadError, EngineSpec, InvalidRequestError, SamplingParams, Step, StepResult
+from minisgl.plugins.scheduler.guard import StarvationGuard
 from minisgl.scheduler.base import Budget, Plan, Running, SchedulerPolicy, Waiting
 from minisgl.scheduler.page_allocator import PageOwnershipError
-from minisgl.scheduler.starvation import StarvationGuard
 from minisgl.testing import SimEngine
 from minisgl.testing.drive import Job, make_plugin
 from minisgl.testing.small import job, make, no_lookahead, pool

@@ -14,8 +14,8 @@ from minisgl.bench.clusters.requests import Request, made_up, prepare
 from minisgl.bench.clusters.results import Served
 from minisgl.bench.clusters.simulate import simulate
 from minisgl.core import EngineSpec, SamplingParams
+from minisgl.plugins.scheduler.guard import StarvationGuard
 from minisgl.scheduler import Scheduler
-from minisgl.scheduler.starvation import StarvationGuard
 from minisgl.testing.drive import make_plugin
 from minisgl.testing.null import NullEngine
 from minisgl.testing.replica import SimReplica, StepCost

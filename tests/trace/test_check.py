@@ -13,8 +13,8 @@ from unittest.mock import patch
 import pytest
 
 from minisgl.core import EngineDeadError, EngineSpec
+from minisgl.plugins.scheduler.guard import StarvationGuard
 from minisgl.scheduler.base import Budget, Plan, Running, Waiting
-from minisgl.scheduler.starvation import StarvationGuard
 from minisgl.testing import SimEngine
 from minisgl.testing.drive import make_plugin
 from minisgl.testing.planted import PLANTED, planted

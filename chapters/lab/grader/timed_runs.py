@@ -16,8 +16,8 @@ import numpy as np
 from minisgl.bench.clusters.simulate import H200_14B
 from minisgl.bench.loadgen.completion import RequestRecord
 from minisgl.core import EngineSpec, SamplingParams, Step
+from minisgl.plugins.scheduler.guard import StarvationGuard
 from minisgl.scheduler import Scheduler
-from minisgl.scheduler.starvation import StarvationGuard
 from minisgl.testing.drive import make_plugin
 from minisgl.testing.null import NullEngine
 from minisgl.testing.replica import StepCost

@@ -23,7 +23,7 @@ from minisgl.core import I32, PER_POSITION, EngineSpec, Req, Step, StepResult
 from minisgl.plugins.speculation import DraftProposer
 from minisgl.scheduler.base import Speculation
 from minisgl.scheduler.cache_manager import CacheManager
-from minisgl.scheduler.results import InFlightStep
+from minisgl.scheduler.steps import InFlightStep
 
 FIRST_DRAFTS = 8
 """Drafts of a request's first verification."""

@@ -1,22 +1,24 @@
 """The starvation guard: a policy that wraps a policy, and adds to its plans the requests that it starves (promise 6).
 
 It also makes room for a waiting request whose group has fewer running requests than another group has
-(`minisgl.scheduler.fairness`). `minisgl.scheduler.build` wraps the policy that the options select. Without the guard,
-the scheduler is correct too, but a policy may then leave a request out forever. docs/design/admission.md says which
-request is starved, and why.
+(`minisgl.scheduler.waiting_queue`). It wraps the policy that the options select. Without it, the scheduler is correct
+too, but a policy may then leave a request out forever. docs/design/admission.md says which request is starved, and why.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from minisgl.config import Config
 from minisgl.core import Req
+from minisgl.hooks import hookimpl
 from minisgl.scheduler.base import Budget, Plan, Room, Running, SchedulerPolicy, Waiting
 from minisgl.scheduler.budget import RETRACTION_SLACK
-from minisgl.scheduler.fairness import NO_GROUP, behind
+from minisgl.scheduler.waiting_queue import NO_GROUP, by_urgency, ranks
 
 if TYPE_CHECKING:
     from minisgl.scheduler.planner import Planner
@@ -164,3 +166,23 @@ class StarvationGuard:
             if n := budget.grant(request, wanted):
                 rows.append((request.uid, n))
         return rows
+
+
+def behind(waiting: Req, running: Sequence[Req]) -> tuple[list[Req], list[Req]]:
+    """Return the running requests that keep their room beside ``waiting``, and those whose room it may take.
+
+    It may take that of requests of its priority that have a higher rank than it would have: its group has then not more
+    running requests than theirs.
+    """
+    rank, own = ranks(running), 0
+    if waiting.group != NO_GROUP:
+        own = sum(req.group == waiting.group for req in running)
+    order = by_urgency(running)
+    taken = [req for req in order if req.priority == waiting.priority and rank[req.uid] > own]
+    kept = [req for req in order if req.priority != waiting.priority or rank[req.uid] <= own]
+    return kept, taken
+
+
+@hookimpl
+def minisgl_wrap_policy(config: Config) -> Any:
+    return partial(StarvationGuard, starvation_steps=config.starvation_steps)

@@ -1,0 +1,351 @@
+"""Builds the next Step from the rows that the planner chose, and gives the tokens of a step's result to its requests.
+
+`StepBuilder`: kinds of rows, draft tokens, input tokens, pages, prompt scores. All rows belong to running requests: the
+scheduler has admitted the waiting ones before. The builder allocates the pages that decode rows and draft tokens need.
+
+`ResultReader`: one token a row, or the accepted run of a verification row. The result of a row is discarded if its
+request has ended or was retracted since the launch. The reader decides which requests end with their new tokens; the
+scheduler ends them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from minisgl.core import (
+    I32,
+    PENDING,
+    Admission,
+    Bools,
+    FinishReason,
+    Logprobs,
+    Output,
+    PromptRange,
+    Req,
+    Step,
+    StepResult,
+    TokenMasks,
+)
+from minisgl.scheduler.base import Constraint, Speculation
+from minisgl.scheduler.cache_manager import CacheManager
+from minisgl.scheduler.planner import PolicyError
+from minisgl.scheduler.request_table import RequestTable
+
+_DECODE, _VERIFY, _PREFILL = range(3)  # kinds of rows, in the order of a step
+
+Drafts = dict[int, list[int]]
+"""Row number → the row's draft tokens, at least one."""
+
+
+class StepBuilder:
+    """The builder of one scheduler's steps.
+
+    ``speculation`` gives drafts, or is None; ``constraints`` are the scheduler's grammars, by uid.
+    """
+
+    def __init__(
+        self,
+        cache_manager: CacheManager,
+        speculation: Speculation | None,
+        constraints: dict[int, Constraint],
+    ):
+        self.cache_manager, self.request_table = cache_manager, cache_manager.request_table
+        self.speculation, self.constraints = speculation, constraints
+        self._keeps_tokens = speculation is not None and speculation.engine_drafts
+
+    def build(
+        self,
+        step_id: int,
+        reqs: list[Req],
+        req_pool_indices: I32,
+        num_tokens: I32,
+        admitted: Iterable[Req],
+        may_repeat: bool = False,
+    ) -> tuple[Step, list[Req]]:
+        """Return step ``step_id``, and the request of each of its rows.
+
+        ``num_tokens[i]`` is the number of tokens of ``reqs[i]`` in the plan. ``admitted`` are the requests that the
+        step admits. With ``may_repeat``, the step may have several rounds.
+        """
+        table = self.request_table
+        decodes = table.num_computed_tokens[req_pool_indices] >= table.num_prefill_tokens[req_pool_indices]
+        num_decode, num_verify = int(decodes.sum()), 0
+        drafts: Drafts = {}
+        if num_decode:
+            rows_without_page = table.needing_page(req_pool_indices[decodes])
+            if len(rows_without_page):
+                self.cache_manager.allocate_decode_pages(rows_without_page)
+            if self.speculation is not None:
+                drafts = self._propose(self.speculation, step_id, reqs, req_pool_indices, decodes)
+                num_verify = len(drafts)
+                num_decode -= num_verify
+        if max(num_decode, num_verify) not in (0, len(reqs)):  # rows of several kinds
+            kinds = np.where(decodes, _DECODE, _PREFILL)
+            kinds[list(drafts)] = _VERIFY
+            order = np.argsort(kinds, kind="stable")
+            req_pool_indices, num_tokens = req_pool_indices[order], num_tokens[order]
+            reqs = [reqs[i] for i in order.tolist()]
+            drafts = {row: drafts[i] for row, i in enumerate(order.tolist()) if i in drafts}
+        starts = table.num_computed_tokens[req_pool_indices]
+        num_sampled = (starts + num_tokens >= table.num_prefill_tokens[req_pool_indices]).astype(np.int32)
+        for row, tokens in drafts.items():
+            num_tokens[row] = num_sampled[row] = 1 + len(tokens)
+        late_sampling = bool(self.constraints) and any(
+            req.uid in self.constraints for req, n in zip(reqs, num_sampled.tolist(), strict=True) if n
+        )
+        rounds = 1
+        if self.speculation is not None and may_repeat and num_verify == len(reqs) and not late_sampling:
+            rounds = self.speculation.num_rounds(self.cache_manager, reqs, req_pool_indices, starts, num_tokens)
+        step = Step(
+            id=step_id,
+            req_pool_indices=req_pool_indices,
+            num_computed_tokens=starts,
+            num_scheduled_tokens=num_tokens,
+            num_sampled_tokens=num_sampled,
+            num_decode=num_decode,
+            num_verify=num_verify,
+            input_ids=_input_ids(reqs, starts, num_tokens, num_decode, drafts),
+            page_table_updates=self.cache_manager.pop_page_table_updates(),
+            admissions=tuple(_admission(req, self._keeps_tokens) for req in admitted),
+            prompt_logprobs=_prompt_ranges(reqs, starts, num_tokens, num_decode + num_verify),
+            late_sampling=late_sampling,
+            rounds=rounds,
+        )
+        return step, reqs
+
+    def _propose(
+        self, speculation: Speculation, step_id: int, reqs: Sequence[Req], req_pool_indices: I32, decodes: Bools
+    ) -> Drafts:
+        """Ask for drafts of the decode rows, and allocate the pages of their positions.
+
+        A row gets no more drafts than its request may still need, and none whose pages are not free or evictable.
+        """
+        table = self.request_table
+        rows = np.flatnonzero(decodes)
+        indices = req_pool_indices[rows]
+        positions = table.num_computed_tokens[indices] + 1  # of the first drafts, after the rows' own tokens
+        limits = np.maximum(table.max_len[indices] - 1 - positions, 0)
+        proposed = speculation.propose(step_id, [reqs[i] for i in rows.tolist()], indices, positions, limits)
+        counts = np.minimum(np.array([len(tokens) for tokens in proposed], np.int32), limits)
+        if counts.sum() > speculation.max_draft_tokens:
+            counts = np.diff(np.minimum(np.cumsum(counts), speculation.max_draft_tokens), prepend=0)
+        drafting = np.flatnonzero(counts)
+        if not len(drafting):
+            return {}
+        kept = {i: list(proposed[i][: counts[i]]) for i in drafting.tolist()}
+        for tokens in kept.values():
+            if min(tokens) < 0 or max(tokens) >= self.cache_manager.spec.vocab_size:
+                raise PolicyError(f"the proposer drafted {tokens}: a token is not in the vocabulary")
+        positions, counts = positions[drafting], counts[drafting].astype(np.int32)
+        counts = self.cache_manager.allocate_draft_pages(indices[drafting], positions + counts) - positions
+        pairs = zip(rows[drafting].tolist(), kept.values(), counts.tolist(), strict=True)
+        return {row: tokens[:count] for row, tokens, count in pairs if count > 0}
+
+
+def _input_ids(reqs: Sequence[Req], starts: I32, num_tokens: I32, num_decode: int, drafts: Drafts) -> I32:
+    """Return the input ids of all rows in order: PENDING and the drafts in decode and verification rows, or a chunk."""
+    first_chunk = num_decode + len(drafts)
+    continuing = [PENDING] * num_decode
+    for row in range(num_decode, first_chunk):
+        continuing += (PENDING, *drafts[row])
+    ids = np.array(continuing, np.int32)
+    if first_chunk == len(reqs):
+        return ids
+    chunks = [reqs[row].tokens()[starts[row] : starts[row] + num_tokens[row]] for row in range(first_chunk, len(reqs))]
+    return np.concatenate((ids, *chunks))
+
+
+def _admission(req: Req, with_tokens: bool) -> Admission:
+    """Return what the engine must know of an admitted request.
+
+    Its tokens are part of it ``with_tokens``, or if a penalty counts them.
+    """
+    needs_history = with_tokens or req.params.needs_history
+    return Admission(
+        req.req_pool_idx,
+        req.uid,
+        req.params,
+        req.seed,
+        req.prompt_ids.copy() if needs_history else None,
+        np.asarray(req.output_ids, np.int32) if needs_history else None,
+    )
+
+
+def _prompt_ranges(reqs: Sequence[Req], starts: I32, num_tokens: I32, first_chunk: int) -> tuple[PromptRange, ...]:
+    """Return the positions of the prefill chunks whose logits score tokens of the prompt that a request asked for."""
+    ranges = []
+    for row in range(first_chunk, len(reqs)):
+        req = reqs[row]
+        if req.params.prompt_logprobs is None:
+            continue
+        first = max(int(starts[row]), req.next_prompt_logprob)
+        last = min(int(starts[row] + num_tokens[row]), len(req.prompt_ids) - 1)
+        if first < last:
+            targets = req.prompt_ids[first + 1 : last + 1].copy()
+            ranges.append(PromptRange(row, first, targets, req.params.prompt_logprobs))
+    return tuple(ranges)
+
+
+# ---- results ---------------------------------------------------------------------------------------
+
+
+Ended = list[tuple[Req, FinishReason]]
+"""Requests that end, and why."""
+
+
+class InFlightStep(NamedTuple):
+    """A launched step whose result has not been read. ``reqs`` and ``admission_orders`` have one entry for each row."""
+
+    step: Step
+    reqs: list[Req]
+    admission_orders: I32  # the admission that the row belongs to; a later admission may reuse the request-pool row
+
+    @property
+    def ends(self) -> I32:
+        """For each row, the position that follows the last one that the row computes: int32 ``[rows]``."""
+        ends: I32 = self.step.num_computed_tokens + self.step.num_scheduled_tokens
+        return ends
+
+    @property
+    def certain_ends(self) -> I32:
+        """The same, but of a verification row only its first token counts: the drafts may be rejected."""
+        step, ends = self.step, self.ends
+        verify = slice(step.num_decode, step.num_continuing)
+        ends[verify] = step.num_computed_tokens[verify] + 1
+        return ends
+
+    def reqs_of(self, gained: Bools) -> list[Req | None]:
+        """Return the request of each row, or None if the row did not gain tokens."""
+        if gained.all():
+            return list(self.reqs)
+        return [req if gains else None for req, gains in zip(self.reqs, gained.tolist(), strict=True)]
+
+
+class ResultReader:
+    """Reads the results of one scheduler's steps.
+
+    ``constraints`` are the grammars of open requests by uid, ``counts`` the scheduler's counters; both are updated.
+    """
+
+    def __init__(self, request_table: RequestTable, constraints: dict[int, Constraint], counts: dict[str, int]):
+        self.request_table, self.constraints, self.counts = request_table, constraints, counts
+
+    def append(self, launched: InFlightStep, result: StepResult, out: Output) -> tuple[Bools, Ended]:
+        """Append the tokens of ``result`` to their requests and to ``out``.
+
+        Return whether each row gained tokens, bool ``[rows]``, and the requests that end with them. In a row whose run
+        has a stop token, ``result.accepted`` is reduced to the tokens that count.
+        """
+        step = launched.step
+        # A row gains tokens only if the request still runs in the same admission: not ended, not retracted.
+        valid: Bools = self.request_table.admission_order[step.req_pool_indices] == launched.admission_orders
+        if step.prompt_logprobs:
+            self._add_prompt_logprobs(launched, result, valid, out)
+        gained = valid & step.sample
+        append = self._append_runs if step.num_verify else self._append_tokens
+        return gained, append(launched, result, gained, out)
+
+    def _append_tokens(self, launched: InFlightStep, result: StepResult, gained: Bools, out: Output) -> Ended:
+        """Append one token to the request of each row in ``gained``: the result of a step without verification rows."""
+        reqs = launched.reqs
+        is_last = (launched.ends + 1 >= self.request_table.max_len[launched.step.req_pool_indices]).tolist()
+        tokens = result.tokens[:, 0].tolist()
+        rows: Sequence[int] = range(len(tokens))
+        ended: Ended = []
+        if not gained.all():
+            rows = np.flatnonzero(gained).tolist()
+            reqs, tokens = [reqs[i] for i in rows], [tokens[i] for i in rows]
+            is_last = [is_last[i] for i in rows]
+        out.uids.extend([req.uid for req in reqs])
+        out.tokens.extend(tokens)
+        for req, token, last in zip(reqs, tokens, is_last, strict=True):
+            req.output_ids.append(token)
+            if token in req.stop_ids:
+                ended.append((req, "stop"))
+            elif last:
+                ended.append((req, "length"))
+        if result.logprobs is not None:
+            first = len(out.uids) - len(rows)
+            for k, i in enumerate(rows):
+                _add_logprobs(out, result.logprobs[i], first + k, 1)
+        if self.constraints:
+            ending = {req.uid for req, _ in ended}
+            for req, token in zip(reqs, tokens, strict=True):
+                if req.uid not in ending:
+                    self._advance_constraint(req, [token])
+        self.counts["output_tokens"] += len(rows)
+        return ended
+
+    def _append_runs(self, launched: InFlightStep, result: StepResult, gained: Bools, out: Output) -> Ended:
+        """Append the accepted tokens of each row in ``gained``: the result of a step with verification rows.
+
+        The tokens of a row count up to the first stop token. The row's positions up to the last accepted draft have the
+        right KV; the next row of the request begins after them.
+        """
+        step = launched.step
+        rows = np.flatnonzero(gained).tolist()
+        ended: Ended = []
+        tokens, accepted = result.tokens.tolist(), result.accepted.tolist()
+        for i in rows:
+            req, run = launched.reqs[i], tokens[i][: accepted[i]]
+            stop = _first_stop(req, run)
+            if stop is not None:
+                run = run[: stop + 1]
+                result.accepted[i] = len(run)
+                ended.append((req, "stop"))
+            elif len(req) + len(run) >= req.max_len:
+                ended.append((req, "length"))
+            else:
+                self._advance_constraint(req, run)
+            if result.logprobs is not None:
+                _add_logprobs(out, result.logprobs[i], len(out.uids), len(run))
+            req.output_ids.extend(run)
+            out.uids.extend([req.uid] * len(run))
+            out.tokens.extend(run)
+            self.counts["output_tokens"] += len(run)
+        computed = launched.ends - step.num_sampled_tokens + result.accepted
+        self.request_table.num_computed_tokens[step.req_pool_indices[rows]] = computed[rows]
+        return ended
+
+    def _advance_constraint(self, req: Req, tokens: list[int]) -> None:
+        constraint = self.constraints.get(req.uid)
+        if constraint is not None:
+            constraint.advance(tokens)
+
+    def _add_prompt_logprobs(self, launched: InFlightStep, result: StepResult, valid: Bools, out: Output) -> None:
+        """Add the log-probabilities of prompt tokens to the output."""
+        for wanted, entries in zip(launched.step.prompt_logprobs, result.prompt_logprobs, strict=True):
+            if valid[wanted.row]:
+                req = launched.reqs[wanted.row]
+                req.num_prompt_logprobs += len(entries)
+                out.prompt_logprobs.setdefault(req.uid, []).extend(entries)
+
+
+def token_masks(launched: InFlightStep, constraints: Mapping[int, Constraint], vocab_size: int) -> TokenMasks:
+    """Return the masks of a launched step that waits for those of its grammars, ``constraints`` by uid."""
+    step = launched.step
+    ends = np.cumsum(step.num_scheduled_tokens).tolist()
+    positions = [np.empty(0, np.int32)]
+    masks = [np.empty((0, -(-vocab_size // 32)), np.int32)]
+    first = 0
+    for row, (req, n) in enumerate(zip(launched.reqs, step.num_sampled_tokens.tolist(), strict=True)):
+        constraint = constraints.get(req.uid) if n else None
+        if constraint is not None:  # the request has not ended meanwhile
+            masks.append(constraint.masks(step.input_ids[ends[row] - n + 1 : ends[row]].tolist()))
+            positions.append(np.arange(first, first + n, dtype=np.int32))
+        first += n
+    return TokenMasks(np.concatenate(positions), np.concatenate(masks))
+
+
+def _first_stop(req: Req, run: Sequence[int]) -> int | None:
+    """Return the index of the first token in ``run`` that ends the request, or None."""
+    return next((k for k, token in enumerate(run) if token in req.stop_ids), None)
+
+
+def _add_logprobs(out: Output, entries: Sequence[Logprobs] | None, first: int, count: int) -> None:
+    """Add the log-probabilities of a row's tokens, which are ``count`` entries of the output from ``first`` on."""
+    if entries is not None:
+        out.logprobs.update(enumerate(entries[:count], first))
