@@ -14,6 +14,7 @@ import logging
 import os
 import reprlib
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
@@ -112,6 +113,7 @@ class PluginManager:
         """Plugin name → call counts of its hooks and methods. Only plugins that are not built in are counted."""
         self._owners: dict[tuple[str, str], str] = {}
         self._observers: list[object] | None = None  # from `minisgl_observer`; None before `observe` and after `close`
+        self._loading = threading.RLock()
         self._manager = pluggy.PluginManager(hooks.PROJECT)
         self._manager.add_hookspecs(hooks)
         self._metrics = ObserverMetrics(self._manager)
@@ -143,8 +145,9 @@ class PluginManager:
         if not exists(label):
             return False
         module = import_module(label, label)
-        if has_hooks(module):  # a module without hooks is code that parts share
-            self._add(module, "built-in")
+        with self._loading:  # the ranks of a test are threads with one plugin manager
+            if has_hooks(module):  # a module without hooks is code that parts share
+                self._add(module, "built-in")
         return True
 
     def load_all(self, kind: str = "") -> None:
