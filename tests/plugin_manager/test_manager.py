@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,14 @@ def test_a_built_in_plugin_is_loaded_when_it_is_needed() -> None:
     other = PluginManager.load()
     assert other.name_of("cache", config.cache) == "naive"
     assert [p.name for p in other.plugins] == ["minisgl.plugins.cache.naive"]
+
+
+def test_threads_load_the_same_plugins() -> None:
+    """Ranks that are threads of one process share a plugin manager."""
+    manager = PluginManager.load()
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: [manager.find("cache", n) for n in ("naive", "radix")], range(64)))
+    assert all(each == found[0] for each in found) and None not in found[0]
 
 
 def test_light_loads_all_options_but_no_models() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minisgl.cluster.kv_events import BlockStored
+from minisgl.cluster.options import ClusterConfig
 from minisgl.cluster.routing import NoReplicaError, Replica, RoutingPolicy
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import ConfigError, PluginManager
@@ -189,7 +190,7 @@ def test_the_load_bound_holds(count: int, hot: float) -> None:
 def test_wrong_options_are_refused() -> None:
     manager = PluginManager.load(light=True)
     for word in ("max_load=0.9", "max_load=inf", "window=0", "hit_weight=-1"):
-        config = compose(manager, [f"routing.{word}"])
+        config = compose(manager, [f"routing.{word}"], ClusterConfig)
         with pytest.raises(ConfigError, match=word.partition("=")[0]):
             manager.build("routing", config.routing)
 

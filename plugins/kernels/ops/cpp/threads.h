@@ -25,7 +25,9 @@ inline GompParallel FindGompParallel() {
 template <typename Body>
 void ParallelFor(int64_t items, int64_t threads, const Body& body) {
   std::atomic<int64_t> next{0};
-  auto worker = [&] {
+  // Not inlined: with a copy each for one thread and for several, the compiler could fuse other multiplications and
+  // additions in each of them, and the last bit of a result would depend on the number of threads.
+  auto worker = [&]() __attribute__((noinline)) {
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items;) body(i);
   };
   threads = std::min(threads, items);
