@@ -6,6 +6,7 @@ optional, or what only makes it faster: see "Which way dependencies point" in do
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -42,3 +43,14 @@ def test_chat_runs_through_few_files() -> None:
     names = {file.rpartition("/")[2] for file in files}
     assert {"scheduler.py", "text_process.py", "dispatch.py"} <= names  # ranks, tokenizers and API server were seen
     assert (len(files) <= CHAT[0], lines(files) <= CHAT[1]) == (True, True), (len(files), lines(files))
+
+
+def test_reading_order_names_the_files_and_their_lines() -> None:
+    """docs/read-the-engine.md gives the lines of each file, to a tenth."""
+    page = (ROOT / "docs" / "read-the-engine.md").read_text("utf-8")
+    rows = re.findall(r"^\| \d+ \| `([^`]+)` \| (\d+) \|", page, re.MULTILINE)
+    assert len(rows) == 10
+    wrong = [
+        (name, lines([ROOT / name])) for name, said in rows if abs(lines([ROOT / name]) - int(said)) > int(said) / 10
+    ]
+    assert wrong == []
