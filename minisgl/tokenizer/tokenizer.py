@@ -12,19 +12,17 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import tokenizers
 from tokenizers import AddedToken
 
 from minisgl.config import ConfigError
 from minisgl.core import InvalidRequestError, SamplingParams, shorten
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.tokenizer.chat import STAND_IN, ChatTemplate, RenderedChat
 from minisgl.tokenizer.text_stream import ByteLevelStream, TextStream, TokenStream
 from minisgl.utils.json_file import read_json_if_present
-
-if TYPE_CHECKING:
-    from minisgl.plugin_manager.manager import PluginManager
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """The special tokens with a name. A chat template may read their texts."""
@@ -68,7 +66,21 @@ class Tokenizer:
         self._decoded: dict[int, bytes] = {}  # a cache of `decoded_bytes` of every token that is not special
 
     @classmethod
-    def from_dir(cls, path: str | Path, parse_special_tokens: bool = False) -> Self | None:
+    def from_dir(cls, path: str | Path, parse_special_tokens: bool = False) -> Tokenizer | None:
+        """Return the tokenizer in a model's directory as a server with default options has it, or None.
+
+        None: the directory has no tokenizer. A subclass reads the directory itself, with its method `read`. Raise
+        `ConfigError` if a file can't be read.
+        """
+        if cls is Tokenizer:
+            manager = PluginManager.load(light=True)
+            options = manager.find("tokenizer", "auto")
+            if options is not None:
+                return build_tokenizer(options(), manager, Path(path), parse_special_tokens)
+        return cls.read(path, parse_special_tokens)
+
+    @classmethod
+    def read(cls, path: str | Path, parse_special_tokens: bool = False) -> Self | None:
         """Return the tokenizer in a model's directory, or None if the directory has no ``tokenizer.json``.
 
         ``parse_special_tokens`` is that of `Tokenizer`. Raise `ConfigError` if a file can't be read.
@@ -312,9 +324,9 @@ def build_tokenizer(options: Any, manager: PluginManager, path: Path, parse_spec
     """Return the tokenizer of the model in a directory, or None if it has none.
 
     ``options`` are those of the selected part of the group ``tokenizer``, which builds it. They are None if there is no
-    plugin of this group: then it is `Tokenizer.from_dir`. Raise `ConfigError`.
+    plugin of this group: then `Tokenizer.read` reads it. Raise `ConfigError`.
     """
     if options is None:
-        return Tokenizer.from_dir(path, parse_special_tokens)
+        return Tokenizer.read(path, parse_special_tokens)
     made: Tokenizer | None = manager.build("tokenizer", options, path=path, parse_special_tokens=parse_special_tokens)
     return made

@@ -23,7 +23,7 @@ class Auto:
     def build(self, path: Path, parse_special_tokens: bool) -> Tokenizer | None:
         from minisgl.plugins.tokenizer.exact.tokenizer import ExactTokenizer
 
-        return ExactTokenizer.from_dir(path, parse_special_tokens)
+        return ExactTokenizer.read(path, parse_special_tokens)
 
 
 @hookimpl

@@ -19,7 +19,7 @@ class Plain:
     def build(self, path: Path, parse_special_tokens: bool) -> Tokenizer | None:
         from minisgl.tokenizer.tokenizer import Tokenizer
 
-        return Tokenizer.from_dir(path, parse_special_tokens)
+        return Tokenizer.read(path, parse_special_tokens)
 
 
 @hookimpl

@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(folder: Path, parse_special_tokens: bool = False) -> Tokenizer:
-    tokenizer = Tokenizer.from_dir(folder, parse_special_tokens)
+    tokenizer = Tokenizer.read(folder, parse_special_tokens)
     assert tokenizer is not None
     return tokenizer
 

@@ -29,7 +29,7 @@ def with_odd_tokens(kind: type[Tokenizer], raw: tokenizers.Tokenizer) -> Tokeniz
 
 
 def tutor(kind: type[Tokenizer]) -> Tokenizer:
-    made = kind.from_dir(resolve_model("tutor"))
+    made = kind.read(resolve_model("tutor"))
     assert made is not None
     return made
 

@@ -52,7 +52,7 @@ TEMPLATES = {"tiny": _CHAT_TEMPLATE, "llama_like": LLAMA_LIKE, "blocks": BLOCKS}
 
 
 def load(kind: type[Tokenizer], folder: Path) -> Tokenizer:
-    tokenizer = kind.from_dir(folder)
+    tokenizer = kind.read(folder)
     assert tokenizer is not None
     return tokenizer
 
@@ -120,7 +120,7 @@ def test_missing_template_is_refusal(kind: type[Tokenizer], checkpoint: Path) ->
 
 
 def test_directory_without_tokenizer(kind: type[Tokenizer], tmp_path: Path) -> None:
-    assert kind.from_dir(tmp_path) is None
+    assert kind.read(tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_broken_files_raise_config_error(
     folder = copy(checkpoint, tmp_path)
     (folder / file).write_text(content)
     with pytest.raises(ConfigError, match=message) as error:
-        kind.from_dir(folder)
+        kind.read(folder)
     assert str(tmp_path) in str(error.value)
 
 

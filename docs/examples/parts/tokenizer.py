@@ -14,7 +14,7 @@ class Briefed:
     """The system message."""
 
     def build(self, path, parse_special_tokens):
-        tokenizer = BriefedTokenizer.from_dir(path, parse_special_tokens)
+        tokenizer = BriefedTokenizer.read(path, parse_special_tokens)
         if tokenizer is not None:
             tokenizer.system = self.system
         return tokenizer

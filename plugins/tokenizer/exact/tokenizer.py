@@ -56,7 +56,7 @@ class ExactTokenizer(Tokenizer):
             self.stream_class = functools.partial(CleanStream, self.stream_class)
 
     @classmethod
-    def from_dir(cls, path: str | Path, parse_special_tokens: bool = False) -> Self | None:
+    def read(cls, path: str | Path, parse_special_tokens: bool = False) -> Self | None:
         """Return the tokenizer in a model's directory, or None if the directory has none: see `load_tokenizer`.
 
         Raise `ConfigError` if a tokenizer file can't be read.
