@@ -88,7 +88,7 @@ docs: $(TOOLS)
 	@echo "The documentation is in site/index.html."
 
 reference: $(BASE)
-	$(BIN)/python -m minisgl.options.reference docs/reference
+	$(BIN)/python -m minisgl.chapters.site.reference docs/reference
 	$(BIN)/python -m minisgl.chapters.lab.generate
 	$(BIN)/python -m minisgl.chapters.site.render --quotes
 

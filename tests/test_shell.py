@@ -1,4 +1,4 @@
-"""`minisgl.shell`: a chat through a pipe and at a terminal, with a running server and with a server of the shell."""
+"""`python -m minisgl.shell`: a chat through a pipe and at a terminal, with a running server or with its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from minisgl.shell import Chat, ChatError
+from minisgl.plugins.command.shell import Chat, ChatError
 from minisgl.testing.serving import Server, scaled_timeout
 
 pytestmark = pytest.mark.xdist_group("test_shell")  # one process: the server starts once

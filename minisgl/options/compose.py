@@ -17,25 +17,22 @@ import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from minisgl.config import GROUPS, PLAIN, ROUTER_GROUPS, Config, ConfigError
-from minisgl.options.completion import SCRIPTS, completions
 from minisgl.options.describe import (
     PRESETS,
-    SECTIONS,
-    USAGE,
     Option,
     choice_of,
     core_options,
     group_options,
-    help_text,
     options_of,
     presets,
 )
-from minisgl.plugin_manager.discovery import near
+from minisgl.plugin_manager.discovery import exists, import_module, near
 from minisgl.plugin_manager.failures import described, ends_silently, is_from_plugin
-from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugin_manager.manager import BUILT_IN, PluginManager
 from minisgl.plugin_manager.renamed import RENAMED_OPTIONS, RENAMED_SINCE
 from minisgl.utils.version import __version__
 
@@ -45,6 +42,19 @@ if TYPE_CHECKING:
 
 C = typing.TypeVar("C", bound=Config)
 PROGRAM = "minisgl"
+FLAGS = MappingProxyType(
+    {
+        "--complete": "completion",
+        "--shell-completion": "completion",
+        "-sc": "completion",
+        "--help": "help",
+        "-h": "help",
+        "help": "help",
+        "--cfg": "print_config",
+        "-c": "print_config",
+    }
+)
+"""Flag of the command line → the module in ``plugins/command/`` whose ``run(words, kind, usage)`` handles it."""
 _HYDRA = threading.Lock()
 """The lock of Hydra's global state: one composition at a time."""
 
@@ -251,7 +261,8 @@ def _literal(option: Option, value: str) -> str:
 def _unknown(manager: PluginManager, key: str, known: Sequence[str]) -> NoReturn:
     tails = [k for k in known if k.rpartition(".")[2] == key]
     section = key.partition(".")[0]
-    if section in SECTIONS and (key == section or not tails):
+    sections = {k.partition(".")[0] for k in known if "." in k} - {*GROUPS}
+    if section in sections and (key == section or not tails):
         known = [k for k in known if k.startswith(f"{section}.")]
         guess = _near_in(key, known) + f" It has: {', '.join(known)}."
     else:
@@ -381,40 +392,36 @@ def run_cli(argv: Sequence[str], kind: type[C], program: str, usage: str) -> tup
 
 
 def run_cli(
-    argv: Sequence[str], kind: type[Config] = Config, program: str = PROGRAM, usage: str = USAGE
+    argv: Sequence[str], kind: type[Config] = Config, program: str = PROGRAM, usage: str = ""
 ) -> tuple[Config, PluginManager]:
     """Return the config that a command line describes, and the plugin manager with the plugins that it names.
 
     ``kind`` is that of `compose`, ``program`` the name that errors begin with, ``usage`` the beginning of ``--help``.
 
-    For ``--help``, ``--cfg job``, ``--version`` and ``--shell-completion SHELL``, print the text and exit with status
-    0. Exit with status 2 if an argument is wrong. The plugins are loaded with ``light=True``, so torch is not imported.
+    For one of the `FLAGS`, run the program for it and exit with status 0. Exit with status 2 if an argument is wrong.
+    The plugins are loaded with ``light=True``, so torch is not imported.
     """
     words = list(argv)
-    if words[:1] == ["--complete"]:
-        _complete(words[1:])
     with plain_errors(program):
+        for flag, name in FLAGS.items():
+            if flag in words and (flag != "--complete" or words[0] == flag):
+                _command(flag, name).run(words, kind, usage)
+                raise SystemExit(0)
         if "--version" in words:
             print(f"minisgl {__version__}")
             raise SystemExit(0)
-        for flag in ("--shell-completion", "-sc"):
-            if flag in words:
-                _print_script(words[words.index(flag) + 1 :])
-        named, _ = split_plugins(words)
-        manager = PluginManager.load(named, light=True)
-        if {"--help", "-h", "help"} & set(words):
-            print(help_text(manager, kind, usage), end="")
-            raise SystemExit(0)
-        for flag in ("--cfg", "-c"):
-            if flag in words:
-                at = words.index(flag)
-                if words[at + 1 : at + 2] != ["job"]:
-                    raise ConfigError(f"{flag}: write {flag} job.")
-                print(as_yaml(manager, words[:at] + words[at + 2 :], kind), end="")
-                raise SystemExit(0)
+        manager = PluginManager.load(split_plugins(words)[0], light=True)
         if kind is Config:
             _refuse_router(words)
         return compose(manager, words, kind), manager
+
+
+def _command(flag: str, name: str) -> Any:
+    """Return the module for a flag of the command line. Raise `ConfigError` if its file was deleted."""
+    module = f"{BUILT_IN}.command.{name}"
+    if not exists(module):
+        raise ConfigError(f"{flag} needs the file plugins/command/{name}.py, which is missing.")
+    return import_module(module, flag)
 
 
 def _refuse_router(words: Sequence[str]) -> None:
@@ -422,38 +429,3 @@ def _refuse_router(words: Sequence[str]) -> None:
     for word in words:
         if word.partition("=")[0].partition(".")[0].lstrip("+") in ROUTER_GROUPS:
             raise ConfigError(f"{word}: a server has no router. It is an option of python -m minisgl.cluster.")
-
-
-def as_yaml(manager: PluginManager, overrides: Sequence[str], kind: type[Config] = Config) -> str:
-    """Return the composed config as YAML, with each group's choice as a comment."""
-    from omegaconf import OmegaConf
-
-    config = compose(manager, overrides, kind)
-    choices = {group: manager.name_of(group, getattr(config, group)) for group in GROUPS}
-    lines = []
-    for line in OmegaConf.to_yaml(OmegaConf.structured(config)).splitlines():
-        group = line.partition(":")[0]
-        lines.append(f"{line}  # {group}={choices[group]}" if group in choices else line)
-    return "\n".join(lines) + "\n"
-
-
-def _print_script(rest: Sequence[str]) -> NoReturn:
-    if not rest or rest[0] not in SCRIPTS:
-        raise ConfigError(f"--shell-completion: name the shell: {', '.join(SCRIPTS)}.")
-    print(SCRIPTS[rest[0]], end="")
-    raise SystemExit(0)
-
-
-def _complete(words: Sequence[str]) -> NoReturn:
-    """Print the completions of ``words[0]`` and exit. ``words[1:]`` is the whole command line, read for ``plugins=``.
-
-    A plugin that can't be loaded is ignored without an error, because the command line may be only partly written.
-    """
-    named, _ = split_plugins(words[1:])
-    manager = PluginManager.load(light=True)
-    for name in named:
-        with contextlib.suppress(ConfigError):
-            manager.add(name)
-    for choice in completions(manager, words[0] if words else ""):
-        print(choice)
-    raise SystemExit(0)

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from starlette.testclient import TestClient
 
 from minisgl import LLM, SamplingParams
+from minisgl.chapters.site.reference import EXAMPLES
 from minisgl.cluster.options import ClusterConfig
 from minisgl.cluster.router import Router
 from minisgl.cluster.routing import Replica
@@ -27,7 +28,6 @@ from minisgl.cluster.status import ClusterStatus, ReplicaStatus
 from minisgl.config import GROUPS, Config, ServerConfig
 from minisgl.hooks import PARTS
 from minisgl.models.resolve import resolve_model
-from minisgl.options.reference import EXAMPLES
 from minisgl.plugin_manager.discovery import HOOKS
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.quantization.e4m3.matrix import Fp8Matrix

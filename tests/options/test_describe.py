@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from minisgl.chapters.site.reference import pages
 from minisgl.config import Config, ServerConfig
-from minisgl.options.completion import SCRIPTS, completions
-from minisgl.options.describe import core_options, doc_of, field_docs, group_options, help_text
-from minisgl.options.reference import pages
+from minisgl.options.describe import core_options, group_options
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.command.completion import SCRIPTS, completions
+from minisgl.plugins.command.help import doc_of, field_docs, help_of, help_text
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,7 +34,7 @@ def test_field_docs() -> None:
 
 def test_every_option_is_documented(manager: PluginManager) -> None:
     everything = core_options() + list(group_options(manager).values())
-    assert [o.key for o in everything if not o.help] == []
+    assert [o.key for o in everything if not help_of(o)] == []
     classes = [schema for names in manager.configs.values() for schema in names.values()]
     assert [schema for schema in classes if not doc_of(schema)] == []
 

@@ -18,6 +18,7 @@ from minisgl.bench.workload import parse_range
 from minisgl.config import ConfigError
 from minisgl.options.describe import options_of
 from minisgl.plugin_manager.discovery import near
+from minisgl.plugins.command.help import help_of
 
 T = TypeVar("T", bound="LoadOptions")
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
@@ -254,7 +255,7 @@ def describe(schema: type) -> str:
     for option in options_of(schema):
         default = "" if option.default is None else option.default_text
         lines.append(f"  {option.key}={default}")
-        lines.append(fill(option.help, 110, initial_indent="      ", subsequent_indent="      "))
+        lines.append(fill(help_of(option), 110, initial_indent="      ", subsequent_indent="      "))
     if "workload" in {field.name for field in fields(schema)}:
         lines.append("workloads:")
         for name, values in NAMED.items():

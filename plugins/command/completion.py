@@ -6,16 +6,15 @@ from the same dataclasses as ``--help``, and include the options of the plugins 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
-from minisgl.config import DEVICES, DTYPES, GROUPS, LOAD_FORMATS, LOG_FORMATS, LOG_LEVELS, QUANTIZE
+from minisgl.config import DEVICES, DTYPES, GROUPS, LOAD_FORMATS, LOG_FORMATS, LOG_LEVELS, QUANTIZE, Config, ConfigError
+from minisgl.options.compose import split_plugins
 from minisgl.options.describe import PRESETS, core_options, group_options, presets
-
-if TYPE_CHECKING:
-    from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugin_manager.manager import PluginManager
 
 VALUES = MappingProxyType(
     {
@@ -27,6 +26,27 @@ VALUES = MappingProxyType(
         "log_format": LOG_FORMATS,
     }
 )
+
+
+def run(words: Sequence[str], kind: type[Config], usage: str) -> None:
+    """Print a shell's script, or the completions of the word after ``--complete``.
+
+    The words after it are the whole command line, read for ``plugins=``. A plugin that can't be loaded is ignored
+    without an error, because the command line may be only partly written.
+    """
+    if words[:1] != ["--complete"]:
+        flag = "--shell-completion" if "--shell-completion" in words else "-sc"
+        rest = list(words)[list(words).index(flag) + 1 :]
+        if not rest or rest[0] not in SCRIPTS:
+            raise ConfigError(f"--shell-completion: name the shell: {', '.join(SCRIPTS)}.")
+        print(SCRIPTS[rest[0]], end="")
+        return
+    manager = PluginManager.load(light=True)
+    for name in split_plugins(words[2:])[0]:
+        with contextlib.suppress(ConfigError):
+            manager.add(name)
+    for choice in completions(manager, words[1] if words[1:] else ""):
+        print(choice)
 
 
 def completions(manager: PluginManager, word: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Generator of the docs' reference pages: `python -m minisgl.options.reference docs/reference`.
+"""Generator of the docs' reference pages: `python -m minisgl.chapters.site.reference docs/reference`.
 
 `options.md` is generated from the dataclasses of the options, and `hooks.md` from `minisgl/hooks.py` and the example
 plugins in `docs/examples/hooks/` and `docs/examples/parts/`. A test fails if a page in the docs differs from the
@@ -19,13 +19,12 @@ from minisgl.options.describe import (
     Option,
     core_options,
     default_choice,
-    doc_of,
     options_of,
     presets,
-    sections,
 )
 from minisgl.plugin_manager.discovery import HOOKS
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.command.help import doc_of, help_of, sections
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples" / "hooks"
 """The folder of a source checkout with one example plugin per hook, ``<hook>.py``."""
@@ -66,7 +65,7 @@ def options_page(manager: PluginManager) -> str:
 def _table(options: list[Option]) -> list[str]:
     rows = ["| option | type | default | |", "| --- | --- | --- | --- |"]
     for o in options:
-        cells = (f"`{o.key}`", f"`{o.type_name}`", f"`{o.default_text}`", code(o.help))
+        cells = (f"`{o.key}`", f"`{o.type_name}`", f"`{o.default_text}`", code(help_of(o)))
         rows.append("| " + " | ".join(c.replace(" | ", " \\| ") for c in cells) + " |")
     return rows
 
@@ -138,7 +137,7 @@ def _part(group: str, part: hooks.PartSpec) -> list[str]:
 def main(argv: Sequence[str]) -> None:
     """Write the pages into the folder ``argv[0]``."""
     if len(argv) != 1 or not Path(argv[0]).is_dir():
-        raise SystemExit("usage: python -m minisgl.options.reference docs/reference")
+        raise SystemExit("usage: python -m minisgl.chapters.site.reference docs/reference")
     for name, text in pages().items():
         (Path(argv[0]) / name).write_text(text, "utf-8")
 
