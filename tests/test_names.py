@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from minisgl.plugin_manager.renamed import RENAMED_METRICS
+from minisgl.chapters.lab.grader.old_names import RENAMED_METRICS
 
 ROOT = Path(__file__).resolve().parent.parent
 RETIRED = tomllib.loads((ROOT / "tests" / "retired_names.toml").read_text("utf-8"))

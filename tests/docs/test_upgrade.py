@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from minisgl.chapters.lab.grader import old_names
 from minisgl.plugin_manager import renamed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,11 +18,11 @@ PAGE = (ROOT / renamed.UPGRADE_PAGE).read_text(encoding="utf-8")
 def known() -> Iterator[tuple[str, ...]]:
     """Yield the cells that the page must have side by side: (place, old name, new name), or (old name, new name)."""
     yield from renamed.RENAMED_OPTIONS.items()
-    yield from renamed.RENAMED_METRICS.items()
-    tables = (renamed.RENAMED_HOOK_ARGUMENTS, renamed.RENAMED_ATTRIBUTES)
+    yield from old_names.RENAMED_METRICS.items()
+    tables = (renamed.RENAMED_HOOK_ARGUMENTS, old_names.RENAMED_ATTRIBUTES)
     for place, names in (entry for table in tables for entry in table.items()):
         yield from ((place, old, new) for old, new in names.items())
-    for names in renamed.RENAMED_IMPORTS.values():
+    for names in old_names.RENAMED_IMPORTS.values():
         yield from names.items()
 
 

@@ -1,6 +1,6 @@
 """Names that an older minisgl had: which of them a lab file uses, and which names replaced them.
 
-Reads the tables of `minisgl.plugin_manager.renamed`. A lab file is checked twice. `upgrade_note` reads the source of a
+Reads the tables of `old_names.py`. A lab file is checked twice. `upgrade_note` reads the source of a
 file whose header names an older version, before the gates run. `renamed_in` reads an exception, whatever the header
 says.
 """
@@ -15,14 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from minisgl.chapters.lab.catalog import Lab
+from minisgl.chapters.lab.grader.old_names import RENAMED_ATTRIBUTES, RENAMED_IMPORTS, RENAMED_METRICS
 from minisgl.chapters.lab.skeletons import started_with
-from minisgl.plugin_manager.renamed import (
-    RENAMED_ATTRIBUTES,
-    RENAMED_IMPORTS,
-    RENAMED_METRICS,
-    RENAMED_SINCE,
-    UPGRADE_PAGE,
-)
+from minisgl.plugin_manager.renamed import RENAMED_SINCE, UPGRADE_PAGE
 
 __all__ = ["renamed_in", "upgrade_note"]
 
