@@ -35,7 +35,12 @@ def test_the_new_modules_exist() -> None:
     rows = PAGE.partition("\n## Modules\n")[2].partition("\n## ")[0]
     modules = re.findall(r"^\| `[\w.…]+` \| `([\w.]+)` \|", rows, re.MULTILINE)
     assert len(modules) > 40
-    moved = {"minisgl.course": "chapters", "minisgl.engine.simulated_graph": "plugins.graph.replaying.simulated_graph"}
+    moved = {
+        "minisgl.course": "chapters",
+        "minisgl.engine.simulated_graph": "plugins.graph.replaying.simulated_graph",
+        "minisgl.options.completion": "plugins.command.completion",
+        "minisgl.options.reference": "chapters.site.reference",
+    }
     for before, since_0_3 in moved.items():
         modules = [re.sub(rf"^{re.escape(before)}\b", since_0_3, module) for module in modules]
     paths = [ROOT / module.replace(".", "/") for module in modules]
