@@ -23,6 +23,7 @@ HISTORY = (
     "docs/upgrade-0.2.md",
     "tests/chapters/lab/test_grader.py",
     "minisgl/plugin_manager/renamed.py",
+    "chapters/lab/grader/old_names.py",
     "tests/retired_names.toml",
     "tests/test_names.py",
 )

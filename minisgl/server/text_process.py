@@ -44,7 +44,7 @@ from minisgl.message import (
     unpack_ids,
 )
 from minisgl.message.messages import AnyMessage
-from minisgl.plugin_manager.manager import PluginManager, decode_part, options_of, plugins_of
+from minisgl.plugin_manager.manager import PluginManager, decode_part, options_of
 from minisgl.server.errors import refusal
 from minisgl.server.protocol import check_chat_size, check_num_ids
 from minisgl.server.worker_process import Heartbeat, Ready, Report
@@ -77,7 +77,7 @@ def run_text_process(
     ``model`` is the model's directory, ``encoded`` the config, encoded by `encode_config`, and ``role`` the process's
     name, such as ``tokenizer-0``.
     """
-    manager = PluginManager.load(plugins_of(encoded), light=True)
+    manager = PluginManager.load(light=True)
     options, (parse_special_tokens,) = (
         decode_part(encoded, manager, "tokenizer"),
         options_of(encoded, "parse_special_tokens"),

@@ -309,7 +309,7 @@ def test_communicator(expected: list[list[int]]) -> None:
     """Two ranks: every layer has two all-reduces per step, whose bytes are those of the hidden states."""
     with llm("communicator", "communicator=traffic", "tp=2", "graph=none") as engine:
         assert tokens(engine) == expected
-        rank_zero = engine.engine._engine  # type: ignore[union-attr]
+        rank_zero = engine.engine  # type: ignore[union-attr]
         comm, config, stats = rank_zero.comm, rank_zero.model.config, engine.scheduler.stats()
     assert (comm.rank, comm.size) == (0, 2)
     assert comm.all_reduces >= stats["steps"] * 2 * config.num_hidden_layers

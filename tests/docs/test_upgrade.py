@@ -40,6 +40,7 @@ def test_the_new_modules_exist() -> None:
         "minisgl.engine.simulated_graph": "plugins.graph.replaying.simulated_graph",
         "minisgl.options.completion": "plugins.command.completion",
         "minisgl.options.reference": "chapters.site.reference",
+        "minisgl.server.responses": "minisgl.server.generate",
     }
     for before, since_0_3 in moved.items():
         modules = [re.sub(rf"^{re.escape(before)}\b", since_0_3, module) for module in modules]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from minisgl import hookimpl
+from minisgl.attention import AttentionBackend
 
 
 @dataclass
@@ -16,10 +17,11 @@ class Profiled:
         return ProfiledBackend(build_other(self.backend))
 
 
-class ProfiledBackend:
+class ProfiledBackend(AttentionBackend):
     def __init__(self, backend):
         self.backend = backend
-        self.needs, self.bind, self.forward = backend.needs, backend.bind, backend.forward
+        self.needs, self.bind = backend.needs, backend.bind
+        self.attend, self.forward = backend.attend, backend.forward
         self.steps = self.query_tokens = 0
 
     def plan(self, batch):
