@@ -91,7 +91,7 @@ def chat(server: Server) -> str:
     return text
 
 
-@pytest.mark.parametrize("folder", [pytest.param(n, marks=pytest.mark.xfail) if n == "kernels" else n for n in FOLDERS])
+@pytest.mark.parametrize("folder", FOLDERS)
 def test_one_kind_of_plugin_is_missing(tree: Path, expected: Any, folder: str) -> None:
     """Of the kinds that the plain engine needs, one plugin stays."""
     kind = tree / "minisgl" / "plugins" / folder
@@ -103,7 +103,6 @@ def test_one_kind_of_plugin_is_missing(tree: Path, expected: Any, folder: str) -
     assert generate(tree) == expected
 
 
-@pytest.mark.xfail(reason="the core imports kernels")
 def test_plain_engine_serves(tree: Path, expected: Any) -> None:
     """Only `KEPT` is left. The answers over HTTP and of `LLM` are those of the whole project."""
     plugins = tree / "minisgl" / "plugins"

@@ -111,7 +111,9 @@ class DecoderLayers(nn.ModuleList):
             return last(x, residual, cos_sin, out_cache_loc)  # type: ignore[no-any-return]
         if isinstance(last, DecoderLayer):  # past its attention only these rows are needed, so it computes no others
             return last(x, residual, cos_sin, out_cache_loc, logits_indices)  # type: ignore[no-any-return]
-        x, residual = (t.index_select(0, logits_indices) for t in last(x, residual, cos_sin, out_cache_loc))
+        x, residual = last(x, residual, cos_sin, out_cache_loc)
+        x = x.index_select(0, logits_indices)
+        residual = None if residual is None else residual.index_select(0, logits_indices)
         return x, residual
 
 

@@ -140,11 +140,20 @@ class PluginManager:
         return manager
 
     def load_built_in(self, kind: str, name: str) -> bool:
-        """Load the built-in plugin ``plugins/<kind>/<name>``. Return whether there is one."""
+        """Load the built-in plugin ``plugins/<kind>/<name>``. Return whether there is one.
+
+        There is none either if it needs a file of ``plugins`` that was deleted.
+        """
         label = f"{BUILT_IN}.{kind}.{name}"
         if not exists(label):
             return False
-        module = import_module(label, label)
+        try:
+            module = import_module(label, label)
+        except ConfigError as error:
+            missing = error.__cause__
+            if isinstance(missing, ModuleNotFoundError) and str(missing.name).startswith(f"{BUILT_IN}."):
+                return False
+            raise
         with self._loading:  # the ranks of a test are threads with one plugin manager
             if has_hooks(module):  # a module without hooks is code that parts share
                 self._add(module, "built-in")

@@ -17,8 +17,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
-from minisgl.plugins.kernels.ops.compile_worker import Request
+if TYPE_CHECKING:
+    from minisgl.plugins.kernels.ops.compile_worker import Request
+
 
 __all__ = ["CompileWorkers", "early_workers", "start_early", "take_early"]
 

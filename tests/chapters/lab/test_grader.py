@@ -749,6 +749,7 @@ def test_shipped_plugins_are_forbidden(name: str) -> None:
     [folder] = plugins.__path__
     shipped = {f"minisgl.plugins.{lab.hook}.{file.stem}" for file in Path(folder, str(lab.hook)).glob("[a-z]*.py")}
     gpu_only = {f"minisgl.plugins.attention.{gpu}" for gpu in ("flash_attn", "flashinfer", "trtllm")}
+    gpu_only.add("minisgl.plugins.communicator.shared")
     without_code = {f"minisgl.plugins.{lab.hook}.{other}" for other in ("auto", "none")}  # compute nothing themselves
     assert shipped - gpu_only - without_code <= set(lab.forbidden)
 
