@@ -10,15 +10,17 @@ import re
 import subprocess
 import sys
 
-from minisgl.testing.reading_size import ROOT, core_files, files_of_chat, lines
+import pytest
 
-GENERATE = 50, 8500
-"""The most files that a call of ``LLM.generate`` may run through, and the most lines in them."""
-CHAT = 76, 13400
+from minisgl.testing.reading_size import OPTIONS, PLAIN, PLAIN_SERVER, ROOT, core_files, files_of_chat, lines
+
+GENERATE = {PLAIN: (39, 7700), OPTIONS: (43, 8100)}
+"""Options → the most files that a call of ``LLM.generate`` may run through, and the most lines in them."""
+CHAT = {PLAIN_SERVER: (52, 10900), OPTIONS: (67, 13600)}
 """The same for a streamed chat over HTTP, in all processes of a server together."""
-CORE_LINES = 26800
+CORE_LINES = 17100
 """The most lines of ``minisgl`` without what is around the engine."""
-LONG_FILES = 7
+LONG_FILES = 5
 """The most files of the core with more than 400 lines."""
 
 
@@ -29,20 +31,26 @@ def test_core_is_small() -> None:
     assert len(long) <= LONG_FILES, long
 
 
-def test_generate_runs_through_few_files() -> None:
+@pytest.mark.parametrize("options", GENERATE, ids=["plain", "default"])
+def test_generate_runs_through_few_files(options: tuple[str, ...]) -> None:
     """In a process of its own: other tests leave traces of the engine in this one."""
-    code = "from minisgl.testing.reading_size import files_of_generate; print(*files_of_generate(), sep='\\n')"
+    code = (
+        f"from minisgl.testing.reading_size import files_of_generate; print(*files_of_generate({options}), sep='\\n')"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     files = [line for line in done.stdout.splitlines() if line.startswith(str(ROOT))]
     assert any(file.endswith("scheduler.py") for file in files), done.stdout  # the trace saw something
-    assert (len(files) <= GENERATE[0], lines(files) <= GENERATE[1]) == (True, True), (len(files), lines(files))
+    most_files, most_lines = GENERATE[options]
+    assert (len(files) <= most_files, lines(files) <= most_lines) == (True, True), (len(files), lines(files))
 
 
-def test_chat_runs_through_few_files() -> None:
-    files = files_of_chat()
+@pytest.mark.parametrize("options", CHAT, ids=["plain", "default"])
+def test_chat_runs_through_few_files(options: tuple[str, ...]) -> None:
+    files = files_of_chat(options)
     names = {file.rpartition("/")[2] for file in files}
     assert {"scheduler.py", "text_process.py", "dispatch.py"} <= names  # ranks, tokenizers and API server were seen
-    assert (len(files) <= CHAT[0], lines(files) <= CHAT[1]) == (True, True), (len(files), lines(files))
+    most_files, most_lines = CHAT[options]
+    assert (len(files) <= most_files, lines(files) <= most_lines) == (True, True), (len(files), lines(files))
 
 
 def test_reading_order_names_the_files_and_their_lines() -> None:

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -31,6 +31,9 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 AROUND = ("bench", "trace", "testing", "cluster")
 """The folders of ``minisgl`` that are around the engine."""
 OPTIONS = ("attention=torch", "cache=radix", "device=cpu")
+PLAIN = (*OPTIONS, "kernels=torch", "tokenizer=plain")
+"""The options of the plain engine: its layers and its tokenizer are those of the core."""
+PLAIN_SERVER = (*PLAIN, "server.extensions=[]")
 
 RECORDER = f"""
 import atexit, json, os, sys, threading, time
@@ -74,7 +77,7 @@ def core_files() -> list[Path]:
     return [path for path in sorted(folder.rglob("*.py")) if path.relative_to(folder).parts[0] not in AROUND]
 
 
-def files_of_generate(tokens: int = 8) -> set[str]:
+def files_of_generate(options: Sequence[str] = OPTIONS, tokens: int = 8) -> set[str]:
     """Return the files of the project that ``LLM.generate`` of ``tokens`` tokens runs through, at its second call."""
     roots = (str(ROOT / "minisgl"), str(ROOT / "plugins"))
     files: set[str] = set()
@@ -86,7 +89,7 @@ def files_of_generate(tokens: int = 8) -> set[str]:
         return trace
 
     params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
-    with LLM("tutor", overrides=[*OPTIONS, "num_pages=64"]) as llm:
+    with LLM("tutor", overrides=[*options, "num_pages=64"]) as llm:
         llm.generate("How many legs has a spider?", params)
         before = sys.gettrace()
         sys.settrace(trace)
@@ -99,13 +102,13 @@ def files_of_generate(tokens: int = 8) -> set[str]:
     return files
 
 
-def files_of_chat(tokens: int = 8) -> set[str]:
+def files_of_chat(options: Sequence[str] = OPTIONS, tokens: int = 8) -> set[str]:
     """Return the files that a streamed chat runs through in all processes of a server, at the second chat."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "sitecustomize.py").write_text(RECORDER, "utf-8")
         paths = [folder, *filter(None, [os.environ.get("PYTHONPATH")])]
         env = {"PYTHONPATH": os.pathsep.join(paths), "MINISGL_READING": folder}
-        with Server("model=tutor", *OPTIONS, "num_pages=64", env=env) as server:
+        with Server("model=tutor", *options, "num_pages=64", env=env) as server:
             body = {
                 "model": "tutor",
                 "messages": [{"role": "user", "content": "How many legs has a spider?"}],
@@ -140,5 +143,7 @@ if __name__ == "__main__":
     print(
         "files above 400 lines:", ", ".join(str(p.relative_to(ROOT)) for p in core if lines([p]) > 400) or "none", "\n"
     )
-    report("LLM.generate", files_of_generate())
-    report("a streamed chat", files_of_chat())
+    for options in (PLAIN, OPTIONS):
+        report(f"LLM.generate, {' '.join(options)}", files_of_generate(options))
+    for options in (PLAIN_SERVER, OPTIONS):
+        report(f"a streamed chat, {' '.join(options)}", files_of_chat(options))
