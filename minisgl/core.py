@@ -197,7 +197,7 @@ class Admission:
     """A request that is admitted with this step: what the engine needs in order to sample for the request.
 
     ``prompt_ids`` and ``output_ids`` are the request's tokens before this step, int32 ``[tokens]``. They are set only
-    if ``params`` has a penalty, which counts earlier tokens; otherwise they are None.
+    if ``params`` has a penalty, which counts earlier tokens, or if the engine drafts from them; else they are None.
     """
 
     req_pool_idx: int

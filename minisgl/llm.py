@@ -399,13 +399,14 @@ class LLM:
         return self.scheduler.requests[uid].prompt_ids
 
     def _turn(self) -> list[RequestOutput]:
-        """Run one turn of the scheduler, and abort the requests that met a stop string. Return the changed outputs."""
+        """Run one `_scheduler_turn`. While it runs, and if it raises, ``_consistent`` is False."""
         self._consistent = False
         changed = self._scheduler_turn()
         self._consistent = True
         return changed
 
     def _scheduler_turn(self) -> list[RequestOutput]:
+        """Run one turn of the scheduler, and abort the requests that met a stop string. Return the changed outputs."""
         out = self.scheduler.step()
         changed, stopped = self._outputs.book(out)
         self._changed.update((output.request_id, output) for output in changed)

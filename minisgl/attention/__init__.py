@@ -54,10 +54,9 @@ class AttnNeeds:
     graph: bool = False  # whether a decode step with this backend can be recorded in a graph and replayed
     shared_prefix: bool = False  # whether decode uses AttnBatch.shared_prefix_len to read a common prefix only once
     device_lengths: bool = False  # whether a recorded decode step may change AttnBatch.seq_lens without a new plan
-    fused_rows: int = (
-        0  # up to this number of decode rows, `attend` may read and store KV in one launch: no row of such
-    )
-    # a step reads what another one stores, so all rows must be of different requests
+    fused_rows: int = 0
+    """Up to this number of decode rows, `attend` may read and store KV in one launch. No row of such a step may read
+    what another row of it stores, so all rows must be of different requests."""
     refuse: str = ""  # why the backend cannot run on this machine; "": it can
 
 

@@ -3,7 +3,7 @@
 This module knows which pages hold which tokens, and which steps were launched and read. It knows nothing of policies.
 
 The page-table row of a running request, with the owner of each page. In this example a page holds 4 tokens, the prompt
-has 30 tokens, and a step that computes the positions up to 18 has just been launched::
+has 30 tokens, and a step that computes the positions up to 18 has just been launched; `cache_prompts` comes next::
 
     page      0     1     2     3     4     5     6     7     8     9
            +-----------+-----------+-----+-----------------+ - - - - - -

@@ -143,7 +143,7 @@ if __name__ == "__main__":
     print(
         "files above 400 lines:", ", ".join(str(p.relative_to(ROOT)) for p in core if lines([p]) > 400) or "none", "\n"
     )
-    for options in (PLAIN, OPTIONS):
-        report(f"LLM.generate, {' '.join(options)}", files_of_generate(options))
-    for options in (PLAIN_SERVER, OPTIONS):
-        report(f"a streamed chat, {' '.join(options)}", files_of_chat(options))
+    for words in (PLAIN, OPTIONS):
+        report(f"LLM.generate, {' '.join(words)}", files_of_generate(words))
+    for extended in (PLAIN_SERVER, OPTIONS):
+        report(f"a streamed chat, {' '.join(extended)}", files_of_chat(extended))

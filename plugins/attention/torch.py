@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -165,8 +166,8 @@ class TorchAttention(AttentionBackend):
         cos_sin: torch.Tensor,
         out_cache_loc: torch.Tensor,
     ) -> torch.Tensor:
-        """Compute `AttentionBackend.norm_rope_store`: on a GPU in one launch."""
-        if not qkv.is_cuda:
+        """Compute `AttentionBackend.norm_rope_store`: on a GPU in one launch, if ``plugins/kernels`` exists."""
+        if not qkv.is_cuda or not find_spec("minisgl.plugins.kernels"):
             return super().norm_rope_store(layer, qkv, norm, cos_sin, out_cache_loc)
         from minisgl.plugins.kernels.attention import fused_store
 
