@@ -508,15 +508,12 @@ def decode_config(data: bytes, manager: PluginManager) -> Config:
 def decode_part(data: bytes, manager: PluginManager, group: str) -> Any:
     """Return the options of one group, or None if it has none, from a config that `encode_config` encoded.
 
-    Of the built-in plugins, only the one of this group is loaded. The user's plugins are loaded if it is none of them.
+    Of the built-in plugins, only the one of this group is loaded. Raise `ConfigError` if there is no such part.
     """
     groups = msgspec.msgpack.decode(data)[2]
     if group not in groups:
         return None
     name, values, *_ = groups[group]
-    if manager.find(group, name) is None:
-        for word in plugins_of(data):
-            manager.add(word)
     return msgspec.convert(values, manager.schema(group, name), dec_hook=_from_text)
 
 

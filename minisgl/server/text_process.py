@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from minisgl.config import ConfigError
 from minisgl.core import Finished, InvalidRequestError, Output, SamplingParams
 from minisgl.message import (
     Abort,
@@ -44,7 +45,7 @@ from minisgl.message import (
     unpack_ids,
 )
 from minisgl.message.messages import AnyMessage
-from minisgl.plugin_manager.manager import PluginManager, decode_part, options_of
+from minisgl.plugin_manager.manager import PluginManager, decode_part, options_of, plugins_of
 from minisgl.server.errors import refusal
 from minisgl.server.protocol import check_chat_size, check_num_ids
 from minisgl.server.worker_process import Heartbeat, Ready, Report
@@ -78,10 +79,12 @@ def run_text_process(
     name, such as ``tokenizer-0``.
     """
     manager = PluginManager.load(light=True)
-    options, (parse_special_tokens,) = (
-        decode_part(encoded, manager, "tokenizer"),
-        options_of(encoded, "parse_special_tokens"),
-    )
+    try:
+        options = decode_part(encoded, manager, "tokenizer")
+    except ConfigError:  # no built-in tokenizer: a plugin of the user registers it
+        manager = PluginManager.load(plugins_of(encoded), light=True)
+        options = decode_part(encoded, manager, "tokenizer")
+    (parse_special_tokens,) = options_of(encoded, "parse_special_tokens")
     tokenizer = build_tokenizer(options, manager, Path(model), parse_special_tokens)
     warm_up(tokenizer)
     context = zmq.Context()
