@@ -371,9 +371,9 @@ def test_the_first_request_does_no_more_work_than_the_next(tiny: Path, warm: boo
     """After a warm-up, the first request calls as many functions as the second. Without one it calls more."""
     tokenizer = Tokenizer.from_dir(tiny)
     assert tokenizer is not None
-    modules = set(sys.modules)
     if warm:
         warm_up(tokenizer)
+    modules = set(sys.modules)
     harness = Harness(tokenizer)
     prompts = [TextPrompt("A prompt"), ChatPrompt([{"role": "user", "content": "A question"}])]
     params = SamplingParams(stop=("end",), logprobs=1)
