@@ -168,8 +168,9 @@ class PluginManager:
 
     def load_for_options(self, config: Config) -> None:
         """Load the built-in plugins of options that are set and are no parts (`OPTION_PLUGINS`)."""
+        default = Config()
         for option, (kind, name) in OPTION_PLUGINS.items():
-            if getattr(config, option) != getattr(Config(), option) and not self.load_built_in(kind, name):
+            if getattr(config, option) != getattr(default, option) and not self.load_built_in(kind, name):
                 raise ConfigError(f"The option {option} needs the plugin plugins/{kind}/{name}, which is missing.")
 
     @property
@@ -500,8 +501,8 @@ def decode_config(data: bytes, manager: PluginManager) -> Config:
     """Return the config that `encode_config` encoded. ``manager`` must have loaded the same plugins."""
     _, plain, groups = msgspec.msgpack.decode(data)
     config = msgspec.convert(plain, Config)
-    for group in groups:
-        setattr(config, group, decode_part(data, manager, group))
+    for group, part in groups.items():
+        setattr(config, group, _options_of_part(part, manager, group))
     return config
 
 
@@ -511,9 +512,12 @@ def decode_part(data: bytes, manager: PluginManager, group: str) -> Any:
     Of the built-in plugins, only the one of this group is loaded. Raise `ConfigError` if there is no such part.
     """
     groups = msgspec.msgpack.decode(data)[2]
-    if group not in groups:
-        return None
-    name, values, *_ = groups[group]
+    return _options_of_part(groups[group], manager, group) if group in groups else None
+
+
+def _options_of_part(part: Sequence[Any], manager: PluginManager, group: str) -> Any:
+    """Return the options of a part of ``group``, which `encode_config` encoded as ``part``: its name and its values."""
+    name, values, *_ = part
     return msgspec.convert(values, manager.schema(group, name), dec_hook=_from_text)
 
 

@@ -8,7 +8,6 @@ An extension runs in the event loop of the API server, so its methods must not b
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,6 +17,7 @@ import msgspec
 from minisgl.config import Config, ConfigError, ServerConfig
 from minisgl.core import SamplingParams
 from minisgl.message import Delta, Prompt, Stats
+from minisgl.plugin_manager.discovery import submodules
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
@@ -74,7 +74,7 @@ class HttpExtension:
     def check_fields(self, kind: type, fields: dict[str, msgspec.Raw]) -> None:
         """Check the parameters of a body of type ``kind`` before they are decoded. Raise `ApiError` to refuse them.
 
-        It may remove parameters from ``fields``: those that ask for nothing.
+        It may remove parameters that have no effect from ``fields``.
         """
 
     def check_body(self, body: msgspec.Struct, max_seq_len: int) -> None:
@@ -113,11 +113,7 @@ class HttpExtension:
 
 def shipped() -> list[str]:
     """Return the names of the extensions that minisgl ships, in the order of the alphabet."""
-    try:
-        folder = importlib.import_module(FOLDER)
-    except ModuleNotFoundError:  # the folder was deleted
-        return []
-    return sorted(module.name for module in pkgutil.iter_modules(folder.__path__))
+    return submodules(FOLDER)
 
 
 def load_extensions(

@@ -82,7 +82,8 @@ def run_text_process(
     try:
         options = decode_part(encoded, manager, "tokenizer")
     except ConfigError:  # no built-in tokenizer: a plugin of the user registers it
-        manager = PluginManager.load(plugins_of(encoded), light=True)
+        for word in plugins_of(encoded):
+            manager.add(word)
         options = decode_part(encoded, manager, "tokenizer")
     (parse_special_tokens,) = options_of(encoded, "parse_special_tokens")
     tokenizer = build_tokenizer(options, manager, Path(model), parse_special_tokens)
