@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ import torch
 
 from minisgl.attention import AttentionBackend, AttnBatch, AttnNeeds, GraphKey, LayerSpec, QKNorm
 from minisgl.hooks import hookimpl
+from minisgl.plugin_manager.discovery import exists
 from minisgl.utils.launch import one_launch
 
 if TYPE_CHECKING:
@@ -34,6 +34,10 @@ class Torch:
 
     def build(self, device: torch.device) -> AttentionBackend:
         return TorchAttention(self, device)
+
+
+HAS_KERNELS = exists("minisgl.plugins.kernels")
+"""Whether the folder ``plugins/kernels`` exists. Without it, a GPU runs the plain torch functions."""
 
 
 class Group(NamedTuple):
@@ -167,7 +171,7 @@ class TorchAttention(AttentionBackend):
         out_cache_loc: torch.Tensor,
     ) -> torch.Tensor:
         """Compute `AttentionBackend.norm_rope_store`: on a GPU in one launch, if ``plugins/kernels`` exists."""
-        if not qkv.is_cuda or not find_spec("minisgl.plugins.kernels"):
+        if not (HAS_KERNELS and qkv.is_cuda):
             return super().norm_rope_store(layer, qkv, norm, cos_sin, out_cache_loc)
         from minisgl.plugins.kernels.attention import fused_store
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from minisgl.layers.attention import AttentionLayer
 from minisgl.models.decoder import DecoderLayer
+from minisgl.plugins.kernels.attention import fuses as backend_fuses
 from minisgl.plugins.kernels.converted.layers import (
     FastColParallelMerged,
     FastMLP,
@@ -62,9 +63,8 @@ def serves(layers: Iterable[Any], x: Tensor) -> bool:
 
 
 def fuses(layer: Any, x: Tensor) -> bool:
-    """Return whether the attention of x [rows, hidden] in this layer is one launch, and one that merges splits."""
-    ability = getattr(layer.self_attn.ctx.attention, "fuses", None)
-    return ability is not None and bool(ability(layer.self_attn.spec, x))
+    """Return whether the attention of x [rows, hidden] in this layer takes two launches: the second merges splits."""
+    return backend_fuses(layer.self_attn.ctx.attention, layer.self_attn.spec, x)
 
 
 def _serves_layer(layer: Any, x: Tensor) -> bool:

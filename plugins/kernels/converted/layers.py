@@ -6,6 +6,8 @@ put in its place still computes what the plugin says.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -110,16 +112,21 @@ class FastNormFused(RMSNormFused):
 class FastMLP(GatedMLP):
     """`GatedMLP` with the product and the activation in one launch, where that is faster."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Any) -> Tensor:
         """Compute the MLP of x [tokens, hidden]; returns a partial sum [tokens, hidden]."""
-        if x.device.type == "cpu" and len(x) > CPU_ROWS:
+        if isinstance(x, Tensor) and x.device.type == "cpu" and len(x) > CPU_ROWS:
             return torch.cat([self.forward(rows) for rows in x.split(CPU_ROWS)])
-        merged, act = self.gate_up_proj, ACTS[self.act_name]
-        inner = None
-        if merged.bias is None and type(merged) is FastColParallelMerged:
-            inner = gated_linear(x, merged.weight, act)
-        out: Tensor = self.down_proj(act_and_mul(merged(x), act) if inner is None else inner)
+        out: Tensor = self.down_proj(self.inner(x))
         return out
+
+    def inner(self, x: Any) -> Any:
+        """Return act(gate(x))·up(x), which the down projection takes."""
+        merged, act = self.gate_up_proj, ACTS[self.act_name]
+        if merged.bias is None and type(merged) is FastColParallelMerged:
+            gated = gated_linear(x, merged.weight, act)
+            if gated is not None:
+                return gated
+        return act_and_mul(merged(x), act)
 
 
 class FastMoE(MoELayer):

@@ -15,7 +15,7 @@ from minisgl.layers.attention import AttentionLayer
 from minisgl.layers.linear import LinearColParallelMerged, LinearQKVMerged, LinearRowParallel
 from minisgl.layers.weight_shards import WeightShard
 from minisgl.plugins.kernels.attention import attend_quantized
-from minisgl.plugins.kernels.converted.layers import CPU_ROWS, FastMLP, FastNormFused
+from minisgl.plugins.kernels.converted.layers import FastMLP, FastNormFused
 from minisgl.plugins.kernels.ops import huge_pages
 from minisgl.plugins.kernels.ops.activation import ACTS, act_and_mul, act_and_mul_quantized
 from minisgl.plugins.kernels.ops.fp8 import QuantizedRows
@@ -128,14 +128,7 @@ LINEAR = {kind.plain: kind for kind in KINDS}
 class Fp8MLP(FastMLP):
     """`GatedMLP` of which at least one product is in FP8."""
 
-    def forward(self, x: Tensor | QuantizedRows) -> Tensor:
-        """Compute the MLP of x [tokens, hidden]; returns a partial sum [tokens, hidden]."""
-        if isinstance(x, Tensor) and x.device.type == "cpu" and len(x) > CPU_ROWS:
-            return torch.cat([self.forward(rows) for rows in x.split(CPU_ROWS)])
-        out: Tensor = self.down_proj(self._inner(x))
-        return out
-
-    def _inner(self, x: Tensor | QuantizedRows) -> Tensor | QuantizedRows:
+    def inner(self, x: Tensor | QuantizedRows) -> Tensor | QuantizedRows:
         """Return act(gate(x))·up(x), quantised if the down projection takes that."""
         merged, down, act = self.gate_up_proj, self.down_proj, ACTS[self.act_name]
         if merged.bias is None and isinstance(merged, Fp8Linear):
