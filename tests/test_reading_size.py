@@ -33,7 +33,7 @@ def test_core_is_small() -> None:
 
 @pytest.mark.parametrize("options", GENERATE, ids=["plain", "default"])
 def test_generate_runs_through_few_files(options: tuple[str, ...]) -> None:
-    """In a process of its own: other tests leave traces of the engine in this one."""
+    """The call runs in another process, because other tests have used the engine in this one."""
     code = (
         f"from minisgl.testing.reading_size import files_of_generate; print(*files_of_generate({options}), sep='\\n')"
     )

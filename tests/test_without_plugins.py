@@ -39,7 +39,7 @@ import json, sys
 import minisgl
 assert minisgl.__file__.startswith(sys.argv[1]), minisgl
 from minisgl import LLM, SamplingParams
-with LLM("tutor", overrides=["device=cpu", "num_pages=64", *sys.argv[2:]]) as llm:
+with LLM("tutor", overrides=["device=cpu", "num_pages=64"]) as llm:
     made = llm.generate({PROMPTS!r}, SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))
 print("made", json.dumps([output.token_ids for output in made]))
 """
@@ -61,9 +61,9 @@ def environment(tree: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1", "CXX": "none", "OMP_NUM_THREADS": "1"}
 
 
-def generate(tree: Path, *words: str) -> Any:
+def generate(tree: Path) -> Any:
     """Return the tokens of `PROMPTS`, computed by the tree's `LLM` in a process of its own."""
-    command = [sys.executable, "-c", GENERATE, str(tree), *words]
+    command = [sys.executable, "-c", GENERATE, str(tree)]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment(tree), cwd=tree)
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("made ")]

@@ -120,8 +120,8 @@ class SchedulerPolicy(Protocol):
 class Speculation(Protocol):
     """Gives the draft tokens of a scheduler's decode rows, and is told how many of them were accepted.
 
-    A row with k drafts samples at k + 1 positions, and the result says how many of the tokens count. Who makes the
-    drafts, and how many, is the matter of `plugins/speculation/`.
+    A row with k drafts samples at k + 1 positions, and the result says how many of the tokens count.
+    `plugins/speculation/` makes the drafts, and decides how many.
     """
 
     max_draft_tokens: int

@@ -1,6 +1,7 @@
-"""Refuses a request that the scheduler can never serve (promise 2), whatever the types of its parts are. Seeds others.
+"""Refuses a request that the scheduler can never serve (promise 2), and chooses the seed of one that it accepts.
 
-Sizes are checked before values, so the cost is bounded by the longest request that can be served.
+The parts of a request may have any type. Sizes are checked before values, so the cost is bounded by the longest request
+that can be served.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ PLAIN = (*OPTIONS, "kernels=torch", "tokenizer=plain")
 PLAIN_SERVER = (*PLAIN, "server.extensions=[]")
 
 RECORDER = f"""
-import atexit, json, os, sys, threading, time
+import json, os, sys, threading, time
 ROOTS = ({str(ROOT / "minisgl")!r}, {str(ROOT / "plugins")!r})
 last = {{}}  # file -> when it last ran
 own = {{}}  # file name of a code object -> whether it belongs to the project
@@ -120,12 +120,10 @@ def files_of_chat(options: Sequence[str] = OPTIONS, tokens: int = 8) -> set[str]
                 with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=120) as answer:
                     assert answer.status_code == 200
                     assert "data: [DONE]" in list(answer.iter_lines())
-            end = time.monotonic()
             time.sleep(0.5)  # the processes have written what ran until now
             found: set[str] = set()
             for path in Path(folder).glob("*.json"):
                 found |= {name for name, when in json.loads(path.read_text()).items() if begin <= when}
-            assert end > begin
     return found
 
 
