@@ -104,4 +104,6 @@ def force_acceptance(engine: TorchEngine, acceptance: float | None, seed: int = 
 
     The other ranks continue with the tokens of rank 0, so its sampler decides for all.
     """
-    engine.model_runner.sampler = SyntheticSampler(engine.spec, engine.device, acceptance, seed)
+    sampler = SyntheticSampler(engine.spec, engine.device, acceptance, seed)
+    engine.kernels.convert_sampler(sampler)  # as `build_engine` converts the sampler that this one replaces
+    engine.model_runner.sampler = sampler

@@ -22,7 +22,6 @@ from minisgl.utils.launch import one_launch
 
 if TYPE_CHECKING:
     from minisgl.kvcache.pool import KVPool
-    from minisgl.plugins.kernels.ops.fp8 import QuantizedRows
     from minisgl.plugins.kernels.ops.triton.attention import Heads, Tile
 
 FUSED_ROWS = 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from minisgl.bench.synthetic import SyntheticProposer, force_acceptance
 from minisgl.bench.workload import random_requests
 from minisgl.core import Req, SamplingParams
 from minisgl.engine.ranks import start_engine
+from minisgl.engine.sampler import Sampler
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.scheduler.build import build_scheduler
@@ -25,6 +27,19 @@ from minisgl.testing.oracle import Oracle
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint("qwen3", tmp_path_factory.mktemp("bench"), tokenizer=True)
+
+
+def test_the_sampler_has_the_engines_kernels(path: Path) -> None:
+    """The sampler that forces drafts is converted as the one that it replaces was."""
+    manager = PluginManager.load()
+    engine = start_engine(compose(manager, [f"model={path}", "device=cpu", "num_pages=16"]), manager)
+    converted: list[Sampler] = []
+    try:
+        with patch.object(engine.kernels, "convert_sampler", converted.append):
+            force_acceptance(engine, 0.6)
+        assert converted == [engine.model_runner.sampler]
+    finally:
+        engine.close()
 
 
 @pytest.mark.parametrize("tp", [1, 2])
