@@ -26,7 +26,7 @@ from minisgl.chapters.lab.gates.policy import show_plan
 from minisgl.chapters.lab.grader import grade as grader
 from minisgl.chapters.lab.grader.cache_histories import History
 from minisgl.chapters.lab.grader.diagnosis import diagnose
-from minisgl.chapters.lab.grader.gate import Broken, Gate, Invalid, Missing, Student
+from minisgl.chapters.lab.grader.gate import Broken, Gate, Invalid, Missing, Student, TimedOut
 from minisgl.chapters.lab.grader.gate_process import LOADS
 from minisgl.chapters.lab.grader.grade import ForkServer, grade
 from minisgl.chapters.lab.grader.held import container_sizes
@@ -535,9 +535,25 @@ def test_replay() -> None:
 
 def test_alarm_is_reset() -> None:
     """The alarm is off after its block."""
-    with alarm(0.05, 0.05):
+    with alarm(0.05, 0.05, 0.1):
         pass
     time.sleep(0.2)
+
+
+def compute(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
+
+
+def test_alarm_counts_waiting_and_not_a_busy_machine() -> None:
+    """Code that waits is stopped after ``waiting`` seconds; code that computes may go on until ``most`` seconds."""
+    with pytest.raises(TimedOut), alarm(100.0, 1.0, 100.0):
+        time.sleep(10)
+    with alarm(100.0, 0.1, 100.0):
+        compute(0.3)
+    with pytest.raises(TimedOut), alarm(100.0, 0.1, 0.2):
+        compute(10)
 
 
 def test_verdict_length() -> None:
