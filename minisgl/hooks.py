@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from minisgl.config import Config
     from minisgl.core import I32, EngineSpec, Req, Step, StepResult
+    from minisgl.engine.engine import TorchEngine
+    from minisgl.plugin_manager.manager import PluginManager
     from minisgl.server.extension import HttpExtension
 
 PROJECT = "minisgl"
@@ -207,6 +209,20 @@ def minisgl_wrap_runner(config: Config, max_seq_len: int, device: torch.device) 
     `minisgl.engine.model_runner.StepRunner` of the same steps with the same results, or ``runner`` itself. ``runner``
     is the rank's `ModelRunner`, ``model_runner``, or an object that wraps it: that of the group ``graph``. None: the
     runner stays as it is.
+    """
+
+
+@hookspec(firstresult=True)
+def minisgl_start_ranks(config: Config, manager: PluginManager) -> TorchEngine | None:
+    """Start all ranks of an engine whose rank 0 is in this process, as with `LLM`. A server starts its ranks itself.
+
+    When: once, at start, in the process of `LLM`, if ``tp`` is above 1. The first plugin that does not return None
+    starts them. `minisgl.plugins.ranks.children`, which starts child processes, is called last.
+
+    - ``config``: all options.
+    - ``manager``: the plugins of this process.
+
+    Returns: rank 0's engine (`minisgl.engine.build.build_engine`), with its ``peers`` set (`minisgl.engine.ranks`).
     """
 
 

@@ -21,7 +21,7 @@ import torch
 from tqdm import tqdm
 
 from minisgl.core import I32, EngineDeadError, FinishReason, InvalidRequestError, Logprobs, Output, SamplingParams
-from minisgl.engine.ranks import start_engine
+from minisgl.engine.build import start_engine
 from minisgl.engine.setup import resolve_device
 from minisgl.models.generation_config import default_sampling_params, log_defaults, with_defaults
 from minisgl.models.resolve import resolve_model, warn_of_same_name

@@ -10,7 +10,7 @@ import json
 from minisgl.chapters.ladder.recorded import FILE
 from minisgl.chapters.ladder.stages import compose_stage, serve
 from minisgl.chapters.ladder.workload import workload
-from minisgl.engine.ranks import start_engine
+from minisgl.engine.build import start_engine
 from minisgl.plugin_manager.manager import PluginManager
 
 

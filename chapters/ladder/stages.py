@@ -199,7 +199,7 @@ def measure(options: Sequence[str] = (), numbers: Sequence[int] = tuple(STAGES))
     """
     from minisgl.bench.launches import launches_of
     from minisgl.bench.offline import machine
-    from minisgl.engine.ranks import start_engine
+    from minisgl.engine.build import start_engine
 
     manager, arrivals = PluginManager.load(), workload()
     stages, answers = [], []

@@ -23,7 +23,7 @@ from minisgl.bench.transformers_baseline import TransformersResult, run_transfor
 from minisgl.bench.workload import SampleRequest, parse_range, random_requests, read_requests
 from minisgl.config import ConfigError
 from minisgl.core import SamplingParams
-from minisgl.engine.ranks import start_engine
+from minisgl.engine.build import start_engine
 from minisgl.models.resolve import resolve_model
 from minisgl.options.compose import compose, plain_errors
 from minisgl.plugin_manager.manager import PluginManager

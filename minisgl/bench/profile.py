@@ -24,7 +24,7 @@ from minisgl.bench.offline import machine
 from minisgl.bench.workload import random_requests
 from minisgl.config import ConfigError
 from minisgl.core import Engine, SamplingParams, Step, StepResult, TokenMasks
-from minisgl.engine.ranks import start_engine
+from minisgl.engine.build import start_engine
 from minisgl.options.compose import compose, plain_errors
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.scheduler import Scheduler

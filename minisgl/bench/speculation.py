@@ -26,8 +26,8 @@ from minisgl.bench.synthetic import SyntheticProposer, force_acceptance
 from minisgl.bench.workload import parse_range, random_requests
 from minisgl.config import Config, ConfigError
 from minisgl.core import Req, SamplingParams
+from minisgl.engine.build import start_engine
 from minisgl.engine.engine import TorchEngine
-from minisgl.engine.ranks import start_engine
 from minisgl.options.compose import compose, plain_errors
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.speculation import DraftProposer

@@ -1,8 +1,8 @@
 """Construction of the engine of one rank from a `Config`: model, weights, KV pool, attention, communicator, runner.
 
-Every process that computes calls `build_engine`: that of ``LLM``, and each rank's process of a server. The decisions
-that options, model and machine leave are in `minisgl.engine.setup`. Sockets, pipes and the supervision of processes are
-left to the callers.
+Every process that computes calls `build_engine`; a program whose own process is rank 0, such as that of an ``LLM``,
+calls `start_engine`. The decisions that options, model and machine leave are in `minisgl.engine.setup`. Sockets, pipes
+and the supervision of processes are left to the callers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from minisgl.attention import AttentionBackend
-from minisgl.config import GROUPS, Config
+from minisgl.config import GROUPS, Config, ConfigError
 from minisgl.core import EngineSpec
 from minisgl.distributed import Communicator
 from minisgl.distributed.group import GroupCommunicator
@@ -37,6 +37,21 @@ if TYPE_CHECKING:
     from minisgl.plugin_manager.manager import PluginManager
 
 log = logging.getLogger(__name__)
+
+
+def start_engine(config: Config, manager: PluginManager) -> TorchEngine:
+    """Build rank 0's engine in this process, and have the other ranks started if there are any (`minisgl_start_ranks`).
+
+    Closing the returned engine ends them. Raises `ConfigError` for options that do not fit, and `EngineDeadError` if a
+    rank exits during start.
+    """
+    if config.tp == 1:
+        return build_engine(config, manager)
+    manager.load_built_in("ranks", "children")
+    engine: TorchEngine | None = manager.hook.minisgl_start_ranks(config=config, manager=manager)
+    if engine is None:
+        raise ConfigError(f"tp={config.tp} needs the plugin plugins/ranks/children, which is missing.")
+    return engine
 
 
 def build_engine(

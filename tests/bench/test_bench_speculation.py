@@ -15,7 +15,7 @@ from minisgl.bench.measure import Meter, run
 from minisgl.bench.synthetic import SyntheticProposer, force_acceptance
 from minisgl.bench.workload import random_requests
 from minisgl.core import Req, SamplingParams
-from minisgl.engine.ranks import start_engine
+from minisgl.engine.build import start_engine
 from minisgl.engine.sampler import Sampler
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager

@@ -147,6 +147,12 @@ def test_minisgl_wrap_policy(expected: list[list[int]], capsys: pytest.CaptureFi
     assert "plan 1: 2 rows, " in capsys.readouterr().out
 
 
+def test_minisgl_start_ranks(expected: list[list[int]], capfd: pytest.CaptureFixture[str]) -> None:
+    with llm("minisgl_start_ranks", "tp=2") as engine:
+        assert tokens(engine) == expected
+    assert capfd.readouterr().out.count("starting 2 ranks on ") == 1
+
+
 def test_minisgl_wrap_runner(expected: list[list[int]]) -> None:
     with llm("minisgl_wrap_runner") as engine:
         assert tokens(engine) == expected

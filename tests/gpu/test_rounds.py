@@ -18,9 +18,8 @@ pytest.importorskip("triton", reason="Triton is not installed here")
 from torch import Tensor
 
 from minisgl import LLM, SamplingParams
-from minisgl.engine.build import build_engine
+from minisgl.engine.build import build_engine, start_engine
 from minisgl.engine.engine import TorchEngine
-from minisgl.engine.ranks import start_engine
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.graph.replaying import inputs as replaying_inputs

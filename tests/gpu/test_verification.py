@@ -13,10 +13,9 @@ import pytest
 import torch
 
 from minisgl.core import Admission, EngineSpec, SamplingParams, TokenMasks
-from minisgl.engine.build import build_engine
+from minisgl.engine.build import build_engine, start_engine
 from minisgl.engine.engine import TorchEngine
 from minisgl.engine.inputs import InputBuilder
-from minisgl.engine.ranks import start_engine
 from minisgl.engine.sampler import Sampler
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager

@@ -15,7 +15,7 @@ import torch
 
 from minisgl.core import EngineDeadError, EngineSpec, Step
 from minisgl.engine.engine import TorchEngine, _LaunchedStep
-from minisgl.engine.ranks import ChildRanks
+from minisgl.plugins.ranks.children import ChildRanks
 
 
 class BlockedRunner:

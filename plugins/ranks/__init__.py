@@ -1,0 +1,1 @@
+"""How the ranks of an `LLM` run, if there are several."""
