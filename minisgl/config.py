@@ -34,6 +34,7 @@ OPTION_PLUGINS = MappingProxyType(
     {
         "trace": ("observer", "trace"),
         "kv_events": ("observer", "kv_events"),
+        "knock_out": ("models", "moe_options"),
         "verification_rounds": ("speculation", "rounds"),
     }
 )

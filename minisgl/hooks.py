@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from minisgl.config import Config
     from minisgl.core import I32, EngineSpec, Req, Step, StepResult
     from minisgl.engine.engine import TorchEngine
+    from minisgl.models.converter import ModelConverter
     from minisgl.plugin_manager.manager import PluginManager
     from minisgl.server.extension import HttpExtension
 
@@ -84,7 +85,9 @@ PARTS: Mapping[str, PartSpec] = MappingProxyType(
         "attention": PartSpec("`minisgl.attention.AttentionBackend`", _EACH_RANK, _DEVICE),
         "cache": PartSpec("`minisgl.kvcache.PrefixCache`, empty", _RANK_0, {"page_size": "tokens of a KV page"}),
         "scheduler": PartSpec("`minisgl.scheduler.SchedulerPolicy`", _RANK_0),
-        "moe": PartSpec("`minisgl.moe.MoeBackend`", f"{_EACH_RANK}; only for models that have experts", _DEVICE),
+        "moe": PartSpec(
+            "`minisgl.plugins.moe.MoeBackend`", f"{_EACH_RANK}; only for models that have experts", _DEVICE
+        ),
         "kernels": PartSpec("`minisgl.models.converter.Kernels`", _EACH_RANK, _DEVICE),
         "quantization": PartSpec(
             "`minisgl.models.converter.Quantization`",
@@ -178,6 +181,21 @@ def minisgl_models() -> Mapping[str, type]:
     ``config.json``, or with the option ``architecture``. Two plugins must not register the same name.
     """
     raise NotImplementedError
+
+
+@hookspec
+def minisgl_convert_model(config: Config, manager: PluginManager) -> ModelConverter | None:
+    """Change modules of the model from outside: for example, swap the class of some layers.
+
+    When: once in each rank's process, at start, just before the model is built. All plugins are called. Their
+    converters are called before those of the groups ``quantization`` and ``kernels``, which leave changed layers as
+    they are.
+
+    - ``config``: all options.
+    - ``manager``: the plugins of this process.
+
+    Returns: a `minisgl.models.converter.ModelConverter`. None: no conversion.
+    """
 
 
 @hookspec

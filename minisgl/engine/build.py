@@ -108,6 +108,7 @@ def _assemble(
     device: torch.device,
 ) -> TorchEngine:
     """Build the parts of an engine, load the weights, and then allocate the KV pool in the memory that is left."""
+    manager.load_for_options(config)
     path, model_config = setup.read_model(config)
     dtype = setup.resolve_dtype(config, model_config, device)
     max_seq_len = setup.resolve_max_seq_len(config, model_config)
@@ -119,14 +120,14 @@ def _assemble(
         if config.communicator is None
         else manager.build("communicator", config.communicator, local_size=local_size, **ranks)
     )
-    moe = setup.build_moe(config, manager, model_config, device)
+    parts = setup.Parts(config, manager, device)
     graph: GraphRunner | None = None
     if config.graph is not None:
         graph = manager.build("graph", config.graph, device=device)
-    quantization = setup.build_quantization(config, manager, path, model_config, device, dtype)
+    quantization = setup.build_quantization(config, manager, path, model_config, dtype, parts)
     max_step_tokens = setup.max_step_tokens(config, max_seq_len)
     wrapped = attention if graph is None else graph.wrap_attention(attention, max_step_tokens)
-    ctx = Context(comm, wrapped, moe, device, dtype)
+    ctx = Context(comm, wrapped, device, dtype, parts.get)
     started = time.monotonic()
     log.info("loading weights of %s (%s, %s) from %s", model_config.architecture, dtype, device, path)
     model = setup.build_model(config, manager, path, model_config, ctx, quantization, [kernels])
@@ -134,7 +135,6 @@ def _assemble(
     if quantization is not None and isinstance(model, torch.nn.Module):
         quantization.prepare(model, max(max_step_tokens, config.max_running_requests))
 
-    manager.load_for_options(config)
     wrappers = manager.hook.minisgl_wrap_runner(config=config, max_seq_len=max_seq_len, device=device)
     spec = _allocate_pool(config, model, attention, ctx, max_seq_len, model_config.vocab_size, rank)
     model_runner = ModelRunner(model, attention, ctx, spec, max_step_tokens=max_step_tokens, rank=rank, size=size)

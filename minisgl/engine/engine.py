@@ -229,7 +229,7 @@ class TorchEngine:
         self.ctx.pool = None
         for attribute in ("model", "attention", "graph", "runner", "model_runner"):
             delattr(self, attribute)
-        self.ctx.attention = self.ctx.moe = None  # type: ignore[assignment]
+        self.ctx.attention = self.ctx.part = None  # type: ignore[assignment]
         if self.device.type == "cuda":
             gc.collect()  # modules and attention backends refer to each other in cycles
             torch.cuda.empty_cache()

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,12 +23,10 @@ from minisgl.models.config import ModelConfig
 from minisgl.models.converter import ModelConverter, Quantization, load_converted
 from minisgl.models.decoder import Model
 from minisgl.models.foreign_fields import HOW_TO_ADD
-from minisgl.models.knockout import knock_out
 from minisgl.models.resolve import resolve_model
 from minisgl.models.weights import Checkpoint, Dummy
 
 if TYPE_CHECKING:
-    from minisgl.moe import MoeBackend
     from minisgl.plugin_manager.manager import PluginManager
 
 log = logging.getLogger(__name__)
@@ -132,8 +130,27 @@ def build_attention(
     return backend
 
 
+class Parts:
+    """The parts that only some models need, built when they are first asked for. The options select them."""
+
+    def __init__(self, config: Config, manager: PluginManager, device: torch.device):
+        self.config, self.manager, self.device = config, manager, device
+        self._built: dict[str, Any] = {}
+
+    def get(self, group: str) -> Any:
+        """Return the part of ``group``. Raises `ConfigError` if no plugin of the group exists."""
+        if group not in self._built:
+            options = getattr(self.config, group)
+            if options is None:
+                raise ConfigError(
+                    f"{self.config.model} needs a part of the group {group}, and there is no plugin of it."
+                )
+            self._built[group] = self.manager.build(group, options, device=self.device)
+        return self._built[group]
+
+
 def build_quantization(
-    config: Config, manager: PluginManager, path: Path, model: ModelConfig, device: torch.device, dtype: torch.dtype
+    config: Config, manager: PluginManager, path: Path, model: ModelConfig, dtype: torch.dtype, parts: Parts
 ) -> Quantization | None:
     """Build what reads the quantised weights of a checkpoint, or quantises weights. None: there is neither.
 
@@ -155,9 +172,9 @@ def build_quantization(
         quantization: Quantization = manager.build(
             "quantization",
             options,
-            device=device,
+            device=parts.device,
             dtype=dtype,
-            build_part=lambda group: manager.build(group, getattr(config, group), device=device),
+            build_part=parts.get,
         )
         quantization.read(model, quantize)
     except ConfigError as error:
@@ -183,19 +200,6 @@ def _quantization_of(stored: object, manager: PluginManager) -> str:
     )
 
 
-def build_moe(config: Config, manager: PluginManager, model: ModelConfig, device: torch.device) -> MoeBackend | None:
-    """Build the MoE backend. None: the model has no experts. Logs a warning if ``moe`` selects a backend for it."""
-    if model.num_experts:
-        if config.moe is None:
-            raise ConfigError(f"{config.model} has experts, and there is no plugin of the group moe to compute them.")
-        backend: MoeBackend = manager.build("moe", config.moe, device=device)
-        return backend
-    name = manager.name_of("moe", config.moe)
-    if name not in ("auto", "null"):
-        log.warning("moe=%s is not used: %s has no experts", name, config.model)
-    return None
-
-
 def build_model(
     config: Config,
     manager: PluginManager,
@@ -205,7 +209,9 @@ def build_model(
     quantization: Quantization | None = None,
     converters: Sequence[ModelConverter] = (),
 ) -> Model:
-    """Build the model and load this rank's weights. ``quantization`` and the ``converters`` convert it, in this order.
+    """Build the model and load this rank's weights.
+
+    Those of `minisgl_convert_model`, then ``quantization``, then the ``converters`` convert it.
 
     Raises `ConfigError` if no plugin has the architecture, or if its model class rejects the configuration.
     """
@@ -224,12 +230,11 @@ def build_model(
         raise ConfigError(f"architecture={name}: no plugin has a model class of that name.{guess} {known}")
     if quantization is not None:
         ctx.weights, converters = torch.device("meta"), [quantization, *converters]
+    converters = [*manager.hook.minisgl_convert_model(config=config, manager=manager), *converters]
     try:
         built: Model = classes[model.architecture](model, ctx)
     except ValueError as error:
         raise ConfigError(f"{config.model} can't be built: {error}") from error
-    if config.knock_out is not None:
-        knock_out(built, config.knock_out)
     if config.load_format == "dummy":
         load_converted(built, Dummy(config.seed), converters, ctx.device)
     else:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from minisgl.layers.attention import AttentionLayer
 from minisgl.layers.context import Context
 from minisgl.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from minisgl.layers.linear import LinearColParallelMerged, LinearQKVMerged, LinearRowParallel
 from minisgl.layers.mlp import GatedMLP, gelu_and_mul, silu_and_mul
-from minisgl.layers.moe import MoELayer
 from minisgl.layers.norm import RMSNorm, RMSNormFused
 from minisgl.layers.rope import RoPE, RopeConfig
+from minisgl.plugin_manager.renamed import moved
 
 __all__ = [
     "AttentionLayer",
@@ -18,7 +20,6 @@ __all__ = [
     "LinearColParallelMerged",
     "LinearQKVMerged",
     "LinearRowParallel",
-    "MoELayer",
     "ParallelLMHead",
     "RMSNorm",
     "RMSNormFused",
@@ -28,3 +29,7 @@ __all__ = [
     "gelu_and_mul",
     "silu_and_mul",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    return moved(__name__, name)

@@ -1,19 +1,26 @@
-"""The `Context`: communicator, attention and MoE backends, device, dtype and KV pool of one engine.
+"""The `Context`: communicator, attention backend, device, dtype and KV pool of one engine.
 
 The engine builds one context and passes it to every layer's constructor. Two engines in one process have two contexts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 from minisgl.attention import AttentionBackend
+from minisgl.config import ConfigError
 from minisgl.distributed import Communicator
 from minisgl.kvcache.pool import KVPool
-from minisgl.moe import MoeBackend
+
+
+def no_parts(group: str) -> Any:
+    """Refuse to build a part of ``group``."""
+    raise ConfigError(f"The model needs a part of the group {group}, and there is none.")
 
 
 @dataclass
@@ -25,9 +32,10 @@ class Context:
 
     comm: Communicator
     attention: AttentionBackend
-    moe: MoeBackend | None  # None: the model has no experts
     device: torch.device
     dtype: torch.dtype
+    part: Callable[[str], Any] = no_parts
+    """Returns the part of a group, which is built for the first layer that needs it: ``ctx.part("moe")``."""
     pool: KVPool | None = None
     weights: torch.device | None = None
     """Where `parameter` allocates, if not on ``device``: torch's meta device, which has no memory, if a converter gives

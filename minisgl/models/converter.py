@@ -79,13 +79,13 @@ def load_converted(
 ) -> None:
     """Load the weights of a model that has just been built, with what the converters change before and after it.
 
-    Weights that are on torch's meta device after the first converter get memory on ``device``: see
+    Weights that are on torch's meta device after a `Quantization` get memory on ``device``: see
     `minisgl.layers.context.Context.weights`.
     """
     module = model if isinstance(model, nn.Module) else nn.Module()
     for converter in converters:
         converter.before_loading(module)
-        for parameter in module.parameters():
+        for parameter in module.parameters() if isinstance(converter, Quantization) else ():
             if parameter.is_meta:
                 real = nn.Parameter(torch.empty_like(parameter, device=device), requires_grad=False)
                 torch.utils.swap_tensors(parameter, real)

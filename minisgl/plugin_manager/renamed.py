@@ -32,7 +32,13 @@ ADDED_METHODS = MappingProxyType(
 ADDED_ARGUMENTS = MappingProxyType({"attention": {"attend": ("layer", "qkv", "norm", "cos_sin", "out_cache_loc")}})
 """Group → method that its parts have since 0.3 → its arguments. A part for 0.2 may use the name for something else."""
 
-MOVED = MappingProxyType({"DraftProposer": "minisgl.plugins.speculation"})
+MOVED = MappingProxyType(
+    {
+        "DraftProposer": "minisgl.plugins.speculation",
+        "MoELayer": "minisgl.plugins.models.experts",
+        "MoeBackend": "minisgl.plugins.moe",
+    }
+)
 """Public names that moved in 0.3 → the module that has them now. They still work at their old place, with a warning."""
 
 

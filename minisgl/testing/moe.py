@@ -1,7 +1,7 @@
 """A conformance kit for MoE backends: random tokens and routings, compared with a direct computation in float64.
 
 The direct computation handles each (token, chosen expert) pair alone, without sorting. `count` measures the cost of a
-backend. The kit uses only the interface `minisgl.moe`, so it applies to every MoE plugin.
+backend. The kit uses only the interface `minisgl.plugins.moe`, so it applies to every MoE plugin.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from minisgl.moe import MoeBackend
+from minisgl.plugins.moe import MoeBackend
 
 __all__ = ["CASES", "Counts", "MoeCase", "MoeConformance", "Problem", "count", "problem"]
 

@@ -22,8 +22,8 @@ from minisgl.models.config import ModelConfig
 from minisgl.models.converter import Kernels, ModelConverter, Quantization, load_converted
 from minisgl.models.decoder import Model
 from minisgl.models.weights import Checkpoint, Dummy
-from minisgl.moe import MoeBackend
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.moe import MoeBackend
 
 __all__ = ["PagedModel", "Row"]
 
@@ -67,10 +67,10 @@ class PagedModel:
         manager = manager or PluginManager.load()
         device = torch.device(device)
         self.config = path if isinstance(path, ModelConfig) else ModelConfig.from_dir(path)
-        comm = comm or _make(manager, "communicator", rank=0, size=1, address="", device=device)
-        self.attention: AttentionBackend = attention or _make(manager, "attention", device=device)
         if moe is None and self.config.num_experts:
             moe = _make(manager, "moe", device=device)
+        comm = comm or _make(manager, "communicator", rank=0, size=1, address="", device=device)
+        self.attention: AttentionBackend = attention or _make(manager, "attention", device=device)
         converters: list[ModelConverter] = []
         quantization: Quantization | None = None
         if quantize or self.config.raw.get("quantization_config"):
@@ -85,7 +85,7 @@ class PagedModel:
             converters.append(quantization)
         part: Kernels = manager.build("kernels", manager.make("kernels", kernels), device=device)
         converters.append(part)
-        ctx = Context(comm, self.attention, moe, device, dtype)
+        ctx = Context(comm, self.attention, device, dtype, lambda _: moe)
         self.model: Model = (model or manager.models()[self.config.architecture])(self.config, ctx)
         self.bytes_read = 0
         if source is not None or isinstance(path, ModelConfig):

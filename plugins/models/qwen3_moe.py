@@ -12,8 +12,9 @@ from torch import nn
 
 from minisgl.config import ConfigError
 from minisgl.hooks import hookimpl
-from minisgl.layers import AttentionLayer, MoELayer
+from minisgl.layers import AttentionLayer
 from minisgl.models.decoder import Decoder
+from minisgl.plugins.models.experts import MoELayer
 
 
 class Qwen3MoeForCausalLM(Decoder):

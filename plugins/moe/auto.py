@@ -13,7 +13,7 @@ import torch
 from minisgl.hooks import hookimpl
 
 if TYPE_CHECKING:
-    from minisgl.moe import MoeBackend
+    from minisgl.plugins.moe import MoeBackend
 
 
 @dataclass

@@ -23,7 +23,7 @@ from minisgl.utils.launch import one_launch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from minisgl.moe import MoeBackend
+    from minisgl.plugins.moe import MoeBackend
 
 ACTIVATIONS = {"silu": "Swiglu", "gelu": "Geglu", "gelu_pytorch_tanh": "GegluTanh"}
 """Hugging Face's ``hidden_act`` → the name of the gated activation in FlashInfer's ``ActivationType``."""
@@ -56,7 +56,7 @@ class Experts(NamedTuple):
 
 
 class FlashInferMoe:
-    """The backend; see `minisgl.moe.MoeBackend` for shapes.
+    """The backend; see `minisgl.plugins.moe.MoeBackend` for shapes.
 
     Raises `ConfigError` on a CPU, and on a GPU that is not of the Hopper generation.
     """

@@ -20,7 +20,7 @@ from minisgl.hooks import hookimpl
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from minisgl.moe import MoeBackend
+    from minisgl.plugins.moe import MoeBackend
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Experts(NamedTuple):
 
 
 class GroupedMoe:
-    """The backend; see `minisgl.moe.MoeBackend` for shapes. The engine passes contiguous tensors.
+    """The backend; see `minisgl.plugins.moe.MoeBackend` for shapes. The engine passes contiguous tensors.
 
     A pair is a token and one of its top_k choices of an expert; its number is token · top_k + choice. Blocks are padded
     with the number of pairs, which is no pair's number. One backend serves all layers. `multiply` may overwrite its

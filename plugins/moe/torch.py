@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from minisgl.hooks import hookimpl
-from minisgl.moe import MoeBackend
+from minisgl.plugins.moe import MoeBackend
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Experts(NamedTuple):
 
 
 class TorchMoe:
-    """The backend; see `minisgl.moe.MoeBackend` for shapes."""
+    """The backend; see `minisgl.plugins.moe.MoeBackend` for shapes."""
 
     find_activation: Callable[[str], Callable[[torch.Tensor], torch.Tensor]] | None = None
     """Returns a faster activation; None: that of `minisgl.layers.mlp`."""

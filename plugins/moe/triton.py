@@ -15,7 +15,7 @@ import torch
 
 from minisgl.config import ConfigError
 from minisgl.hooks import hookimpl
-from minisgl.moe import MoeBackend
+from minisgl.plugins.moe import MoeBackend
 from minisgl.utils.launch import one_launch
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Experts(NamedTuple):
 
 
 class TritonMoe:
-    """The backend; see `minisgl.moe.MoeBackend` for shapes.
+    """The backend; see `minisgl.plugins.moe.MoeBackend` for shapes.
 
     Raises `ConfigError` on a CPU, unless Triton runs interpreted.
     """

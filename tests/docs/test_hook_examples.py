@@ -138,6 +138,12 @@ def test_attention(expected: list[list[int]]) -> None:
     assert backend.query_tokens == stats["prefill_tokens"] + stats["decode_tokens"]
 
 
+def test_minisgl_convert_model() -> None:
+    with llm("minisgl_convert_model") as engine:
+        weight = engine.engine.model.get_parameter("layers.0.self_attn.o_proj.weight")  # type: ignore[union-attr]
+        assert all(len(row.unique()) <= 255 for row in weight)
+
+
 def test_minisgl_wrap_policy(expected: list[list[int]], capsys: pytest.CaptureFixture[str]) -> None:
     with llm("minisgl_wrap_policy") as engine:
         assert tokens(engine) == expected
@@ -291,7 +297,7 @@ def test_moe() -> None:
         expected = tokens(engine)
     with llm("moe", "moe=load", "moe.backend=torch", model="tutor-moe") as engine:
         assert tokens(engine) == expected
-        stats, backend = engine.scheduler.stats(), engine.engine.ctx.moe  # type: ignore[union-attr]
+        stats, backend = engine.scheduler.stats(), engine.engine.ctx.part("moe")  # type: ignore[union-attr]
         config = engine.engine.model.config  # type: ignore[union-attr]
     routed = (stats["prefill_tokens"] + stats["decode_tokens"]) * config.raw["num_experts_per_tok"]
     # The last layer computes only the tokens whose hidden states are needed.

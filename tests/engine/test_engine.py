@@ -18,11 +18,10 @@ import torch
 from minisgl import LLM, SamplingParams
 from minisgl.config import ConfigError
 from minisgl.core import Admission, EngineDeadError, InvalidRequestError, Step
-from minisgl.engine import kv_sizing, setup
+from minisgl.engine import kv_sizing
 from minisgl.engine.build import build_engine
 from minisgl.engine.engine import TorchEngine
 from minisgl.engine.ranks import Peers, follow
-from minisgl.models.config import ModelConfig
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.attention.torch import TorchAttention
@@ -63,15 +62,11 @@ def i32(*values: int) -> Any:
 
 def test_moe_without_experts(manager: PluginManager, path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A MoE backend that is selected for a dense model is not used, and the log says so."""
-    config = compose(manager, [f"model={path}", "device=cpu", "moe=grouped"])
-    model = ModelConfig.from_dir(path)
-    assert setup.build_moe(config, manager, model, torch.device("cpu")) is None
-    assert "moe=grouped is not used" in caplog.text
-    caplog.clear()
-    assert (
-        setup.build_moe(replace(config, moe=manager.make("moe", "auto")), manager, model, torch.device("cpu")) is None
-    )
-    assert not caplog.text
+    for moe in ("grouped", "auto"):
+        caplog.clear()
+        config = compose(manager, [f"model={path}", "device=cpu", "num_pages=8", f"moe={moe}"])
+        build_engine(config, manager).close()
+        assert ("moe=grouped is not used" in caplog.text) == (moe == "grouped")
 
 
 @pytest.mark.parametrize(

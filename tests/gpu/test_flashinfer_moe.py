@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from minisgl.moe import MoeBackend
+from minisgl.plugins.moe import MoeBackend
 from minisgl.plugins.moe.flashinfer import FlashInfer, FlashInferMoe
 from minisgl.plugins.moe.torch import TorchMoe
 from minisgl.testing.moe import CASES, MoeCase, MoeConformance, Problem, problem

@@ -18,7 +18,6 @@ from minisgl.layers import (
     LinearColParallelMerged,
     LinearQKVMerged,
     LinearRowParallel,
-    MoELayer,
     ParallelLMHead,
     RMSNorm,
     RMSNormFused,
@@ -32,6 +31,7 @@ from minisgl.plugins.kernels.converted import layers
 from minisgl.plugins.kernels.converted.layers import convert_layers
 from minisgl.plugins.kernels.ops.activation import Act
 from minisgl.plugins.kernels.ops.gated import gated_linear_torch
+from minisgl.plugins.models.experts import MoELayer
 from minisgl.plugins.moe.torch import TorchMoe
 from minisgl.testing.ranks import run_ranks
 
@@ -56,7 +56,8 @@ class Tensors:
 def context(comm: Communicator | None = None) -> Context:
     """Return a context on the CPU, with one rank unless a communicator is given."""
     attention: AttentionBackend = TorchAttention(Torch(), CPU)
-    return Context(comm or TorchCommunicator(TorchLink(), 0, 1, "", CPU), attention, TorchMoe(), CPU, torch.float32)
+    comm = comm or TorchCommunicator(TorchLink(), 0, 1, "", CPU)
+    return Context(comm, attention, CPU, torch.float32, lambda group: TorchMoe())
 
 
 def fill(layer: nn.Module, tensors: Mapping[str, Tensor], prefix: str = "") -> None:

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test experts     (`hint experts` for a hint)
 Serve it:  python -m minisgl model=tutor-moe plugins=my_experts.py moe=mine
 """
 
-# minisgl lab experts, skeleton 507466a5b2 (minisgl 0.2.0)
+# minisgl lab experts, skeleton 0c4c121966 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from minisgl.hooks import hookimpl
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from minisgl.moe import MoeBackend
+    from minisgl.plugins.moe import MoeBackend
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Experts(NamedTuple):
 
 
 class MyMoe:
-    """The backend; see `minisgl.moe.MoeBackend` for shapes. The engine passes contiguous tensors.
+    """The backend; see `minisgl.plugins.moe.MoeBackend` for shapes. The engine passes contiguous tensors.
 
     A pair is a token and one of its top_k choices of an expert; its number is token · top_k + choice. Blocks are padded
     with the number of pairs, which is no pair's number. One backend serves all layers. `multiply` may overwrite its

@@ -180,7 +180,7 @@ class PartRunner:
     def __init__(self, shape: Shape, comm: Any, dtype: torch.dtype = torch.float32):
         self.shape = shape
         attention = shipped().build("attention", shipped().make("attention", "torch"), device=CPU)
-        self.ctx = Context(comm, attention, None, CPU, dtype)
+        self.ctx = Context(comm, attention, CPU, dtype)
         self.kv_heads = max(1, shape.kv_heads // comm.size)
         self.rope = RoPE(shape.config.rope, shape.head_dim, max(64, shape.tokens) + 8, CPU)
         self.cos_sin = self.rope(torch.arange(shape.tokens))

@@ -19,9 +19,9 @@ from minisgl.plugins.kernels.attention import fuses as backend_fuses
 from minisgl.plugins.kernels.converted.layers import (
     FastColParallelMerged,
     FastMLP,
-    FastMoE,
     FastNormFused,
     FastQKVMerged,
+    FastRouting,
     FastRowParallel,
 )
 from minisgl.plugins.kernels.ops.activation import ACTS
@@ -42,7 +42,7 @@ class RoutedDecode(Protocol):
         """Return x + the weighted sum of the outputs of each row's experts for the RMSNorm of x, [rows, hidden].
 
         x is the residual stream [rows, hidden]. The ``top_k`` experts and their weights follow from the router's
-        ``logits`` [rows, experts], as `minisgl.layers.moe.MoELayer` describes.
+        ``logits`` [rows, experts], as `minisgl.plugins.models.experts.MoELayer` describes.
         """
         ...
 
@@ -77,7 +77,7 @@ def _serves_layer(layer: Any, x: Tensor) -> bool:
     weights = [attention.qkv_proj.weight, attention.o_proj.weight]
     if type(mlp) is FastMLP:
         weights += [mlp.gate_up_proj.weight, mlp.down_proj.weight]
-    elif type(mlp) is FastMoE and isinstance(mlp.moe, RoutedDecode) and mlp.moe.serves_routed(mlp.experts, x):
+    elif isinstance(mlp, FastRouting) and isinstance(mlp.moe, RoutedDecode) and mlp.moe.serves_routed(mlp.experts, x):
         weights.append(mlp.gate)
     else:
         return False
@@ -128,7 +128,7 @@ def _mlp(layer: DecoderLayer, x: Tensor) -> Tensor:
 
     mlp: Any = layer.mlp
     norm = layer.post_attention_layernorm
-    if isinstance(mlp, FastMoE):
+    if isinstance(mlp, FastRouting):
         assert isinstance(mlp.moe, RoutedDecode)
         logits = projection(x, mlp.gate, None, norm.weight, norm.eps)
         return mlp.moe.forward_routed(mlp.experts, x, norm.weight, norm.eps, logits, mlp.top_k, mlp.renormalize)

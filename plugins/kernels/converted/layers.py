@@ -15,7 +15,6 @@ from minisgl.distributed.group import GroupCommunicator
 from minisgl.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from minisgl.layers.linear import LinearColParallelMerged, LinearQKVMerged, LinearRowParallel
 from minisgl.layers.mlp import GatedMLP
-from minisgl.layers.moe import MoELayer
 from minisgl.layers.norm import RMSNorm, RMSNormFused
 from minisgl.models.converter import convert
 from minisgl.plugins.kernels.ops import huge_pages
@@ -29,10 +28,10 @@ __all__ = [
     "CLASSES",
     "FastColParallelMerged",
     "FastMLP",
-    "FastMoE",
     "FastNorm",
     "FastNormFused",
     "FastQKVMerged",
+    "FastRouting",
     "FastRowParallel",
     "convert_layers",
     "use_huge_pages",
@@ -129,11 +128,20 @@ class FastMLP(GatedMLP):
         return act_and_mul(merged(x), act)
 
 
-class FastMoE(MoELayer):
-    """`MoELayer` with the routing in two launches."""
+class FastRouting:
+    """The routing of an MoE layer in two launches: a base of the class that the layer gets.
+
+    The layer's own class says with ``softmax_routing`` that it routes as `minisgl.plugins.models.experts.MoELayer`.
+    """
+
+    gate: nn.Parameter
+    top_k: int
+    renormalize: bool
+    moe: Any
+    experts: Any
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Route x [tokens, hidden]: see `MoELayer.route`."""
+        """Route x [tokens, hidden]: see `minisgl.plugins.models.experts.MoELayer.route`."""
         return softmax_topk(linear(x, self.gate), self.top_k, self.renormalize)
 
 
@@ -143,7 +151,7 @@ PRODUCTS: dict[type, type] = {
     LinearRowParallel: FastRowParallel,
     ParallelLMHead: FastLMHead,
 }
-CLASSES = PRODUCTS | {RMSNorm: FastNorm, RMSNormFused: FastNormFused, GatedMLP: FastMLP, MoELayer: FastMoE}
+CLASSES = PRODUCTS | {RMSNorm: FastNorm, RMSNormFused: FastNormFused, GatedMLP: FastMLP}
 """Plain class → the class of a converted module."""
 
 
@@ -152,6 +160,9 @@ def convert_layers(model: nn.Module) -> None:
     convert(model, CLASSES)
     products = tuple(PRODUCTS.values())
     for module in model.modules():
+        kind = type(module)
+        if vars(kind).get("softmax_routing"):  # not inherited: a subclass may route otherwise
+            module.__class__ = type("FastMoE", (FastRouting, kind), {})
         if type(module) in products:
             module.packed = pack(module.weight)  # type: ignore[arg-type, assignment]
         elif type(module) in (FastNorm, FastNormFused):

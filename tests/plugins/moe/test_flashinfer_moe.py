@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from minisgl.config import ConfigError
-from minisgl.moe import MoeBackend
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.moe import MoeBackend
 from minisgl.plugins.moe.flashinfer import FlashInfer, FlashInferMoe
 from minisgl.plugins.moe.torch import TorchMoe
 from minisgl.testing.moe import CASES, MoeCase, MoeConformance, problem

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from minisgl.moe import MoeBackend
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.moe import MoeBackend
 from minisgl.plugins.moe.grouped import Grouped, GroupedMoe
 from minisgl.testing.moe import MoeCase, MoeConformance, count, problem
 

@@ -1,14 +1,14 @@
 """A mixture-of-experts (MoE) layer: it routes each token to experts and sums the experts' outputs.
 
-The layer computes the routing: the top-k expert ids and weights of each token (SGLang: `select_experts`). The MoE
-backend (`minisgl.moe`) computes the experts. Every rank routes every token and holds a slice of each expert's inner
-dimension.
+The layer computes the routing: the top-k expert ids and weights of each token (SGLang: `select_experts`). The part of
+the group ``moe`` (`minisgl.plugins.moe.MoeBackend`) computes the experts. Every rank routes every token and holds a
+slice of each expert's inner dimension.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,9 @@ from torch import Tensor, nn
 
 from minisgl.layers.context import Context
 from minisgl.layers.weight_shards import WeightShard, split_rows
+
+if TYPE_CHECKING:
+    from minisgl.plugins.moe import MoeBackend
 
 
 class MoELayer(nn.Module):
@@ -25,6 +28,9 @@ class MoELayer(nn.Module):
     ``renormalize`` scales their weights to sum to 1. With ``reduce`` the layer all-reduces its output over the ranks;
     without it the output is a partial sum, which the caller must reduce.
     """
+
+    softmax_routing: ClassVar[bool] = True
+    """Kernels may replace `route` of this class: `minisgl.plugins.kernels.converted.layers.FastRouting`."""
 
     def __init__(
         self,
@@ -39,15 +45,14 @@ class MoELayer(nn.Module):
         reduce: bool = False,
     ):
         super().__init__()
-        if ctx.moe is None:
-            raise RuntimeError("a model with experts needs an MoE backend, but Context.moe is None")
-        self.moe, self.comm, self.reduce = ctx.moe, ctx.comm, reduce and ctx.comm.size > 1
+        self.moe: MoeBackend = ctx.part("moe")
+        self.comm, self.reduce = ctx.comm, reduce and ctx.comm.size > 1
         self.inner_size, self.num_experts, self.top_k, self.act = inner_size, num_experts, top_k, act
         self.renormalize = renormalize
         self.silenced: int | None = None
         """The number of an expert whose down projection is set to zeros after loading, so that it contributes nothing.
 
-        None: no expert is silenced. Must be set before the weights are loaded: see `minisgl.models.knockout`.
+        None: no expert is silenced. Must be set before the weights are loaded: see `plugins/models/moe_options.py`.
         """
         inner = split_rows(inner_size, ctx.comm.size, "expert size (moe_intermediate_size)")
         self.gate = ctx.parameter(num_experts, hidden_size)
