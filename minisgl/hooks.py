@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from minisgl.config import Config
     from minisgl.core import I32, EngineSpec, Req, Step, StepResult
     from minisgl.engine.engine import TorchEngine
+    from minisgl.models.config import ModelConfig
     from minisgl.models.converter import ModelConverter
     from minisgl.plugin_manager.manager import PluginManager
     from minisgl.server.extension import HttpExtension
@@ -181,6 +182,17 @@ def minisgl_models() -> Mapping[str, type]:
     ``config.json``, or with the option ``architecture``. Two plugins must not register the same name.
     """
     raise NotImplementedError
+
+
+@hookspec
+def minisgl_check_model(model: type, config: ModelConfig) -> None:
+    """Refuse a checkpoint that its model class would compute wrongly: raise `ConfigError`, which says why.
+
+    When: once in each rank's process, at start, before the model is built. All plugins are called.
+
+    - ``model``: the model class.
+    - ``config``: the model's config.json. `minisgl.models.config.ModelConfig.raw` has all of its fields.
+    """
 
 
 @hookspec

@@ -19,10 +19,9 @@ import torch
 from minisgl.attention import AttentionBackend
 from minisgl.config import Config, ConfigError
 from minisgl.layers.context import Context
-from minisgl.models.config import ModelConfig
+from minisgl.models.config import HOW_TO_ADD, ModelConfig
 from minisgl.models.converter import ModelConverter, Quantization, load_converted
 from minisgl.models.decoder import Model
-from minisgl.models.foreign_fields import HOW_TO_ADD
 from minisgl.models.resolve import resolve_model
 from minisgl.models.weights import Checkpoint, Dummy
 
@@ -231,8 +230,10 @@ def build_model(
     if quantization is not None:
         ctx.weights, converters = torch.device("meta"), [quantization, *converters]
     converters = [*manager.hook.minisgl_convert_model(config=config, manager=manager), *converters]
+    kind = classes[model.architecture]
     try:
-        built: Model = classes[model.architecture](model, ctx)
+        manager.hook.minisgl_check_model(model=kind, config=model)
+        built: Model = kind(model, ctx)
     except ValueError as error:
         raise ConfigError(f"{config.model} can't be built: {error}") from error
     if config.load_format == "dummy":

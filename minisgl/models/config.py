@@ -18,7 +18,12 @@ from minisgl.layers.rope import RopeConfig
 from minisgl.models.fields import flag, number, positive
 from minisgl.utils.json_file import read_json
 
-__all__ = ["ModelConfig"]
+__all__ = ["HOW_TO_ADD", "ModelConfig"]
+
+HOW_TO_ADD = (
+    'To serve another architecture, name a plugin that implements it with plugins=FILE: the page "Add a model" '
+    "(docs/add-a-model.md) shows how to write one."
+)
 
 _ROPE_NEEDS: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),

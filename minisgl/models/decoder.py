@@ -24,7 +24,6 @@ from minisgl.layers import (
 )
 from minisgl.layers.weight_shards import WeightShard, WeightSource, weight_shards_of
 from minisgl.models.config import ModelConfig
-from minisgl.models.foreign_fields import check_architecture
 from minisgl.models.weights import load_weights
 
 __all__ = ["Decoder", "DecoderLayer", "DecoderLayers", "Model"]
@@ -132,15 +131,12 @@ class Decoder(nn.Module):
     """The ``model_type`` of config.json that this class computes. A subclass does not inherit it.
 
     If it is set, config.json must not name another type, and must not have fields that other architectures compute and
-    this one does not: see `minisgl.models.foreign_fields`. ``defaults`` names the fields that
-    it computes beside those of `ModelConfig`. None: the class itself checks config.json.
+    this one does not: `plugins/models/foreign_fields.py` checks that. ``defaults`` names the fields that it computes
+    beside those of `ModelConfig`. None: the class itself checks config.json.
     """
 
     def __init__(self, config: ModelConfig, ctx: Context):
         super().__init__()
-        own_type = vars(type(self)).get("model_type")
-        if own_type is not None:
-            check_architecture(config, own_type, self.defaults)
         self.ctx = ctx
         self.config = config = config.with_defaults(self.defaults)
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, ctx)

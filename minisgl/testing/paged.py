@@ -86,7 +86,10 @@ class PagedModel:
         part: Kernels = manager.build("kernels", manager.make("kernels", kernels), device=device)
         converters.append(part)
         ctx = Context(comm, self.attention, device, dtype, lambda _: moe)
-        self.model: Model = (model or manager.models()[self.config.architecture])(self.config, ctx)
+        kind: Any = manager.models()[self.config.architecture] if model is None else model
+        manager.load_all("models")
+        manager.hook.minisgl_check_model(model=kind, config=self.config)
+        self.model: Model = kind(self.config, ctx)
         self.bytes_read = 0
         if source is not None or isinstance(path, ModelConfig):
             load_converted(self.model, source or Dummy(), converters, device)

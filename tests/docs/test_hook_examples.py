@@ -25,7 +25,7 @@ from minisgl.cluster.options import ClusterConfig
 from minisgl.cluster.router import Router
 from minisgl.cluster.routing import Replica
 from minisgl.cluster.status import ClusterStatus, ReplicaStatus
-from minisgl.config import GROUPS, Config, ServerConfig
+from minisgl.config import GROUPS, Config, ConfigError, ServerConfig
 from minisgl.hooks import PARTS
 from minisgl.models.resolve import resolve_model
 from minisgl.plugin_manager.discovery import HOOKS
@@ -136,6 +136,12 @@ def test_attention(expected: list[list[int]]) -> None:
         stats, backend = engine.scheduler.stats(), engine.engine.attention  # type: ignore[union-attr]
     assert backend.steps == stats["steps"] > 0
     assert backend.query_tokens == stats["prefill_tokens"] + stats["decode_tokens"]
+
+
+def test_minisgl_check_model() -> None:
+    refusal = "tutor can't be built: this machine must not serve models of this type"
+    with pytest.raises(ConfigError, match=refusal), llm("minisgl_check_model"):
+        pass
 
 
 def test_minisgl_convert_model() -> None:

@@ -9,6 +9,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+import minisgl.plugins.models.rope_scaling  # noqa: F401 - registers its types
 from minisgl.config import ConfigError
 from minisgl.layers.rope import RoPE, RopeConfig, frequencies
 from minisgl.models.config import ModelConfig

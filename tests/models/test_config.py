@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import minisgl.plugins.models.rope_scaling  # noqa: F401 - registers its types
 from minisgl.config import ConfigError
 from minisgl.layers.rope import RopeConfig, frequencies
 from minisgl.models.config import ModelConfig

@@ -1,25 +1,21 @@
 """Fields of config.json that change what a model computes, and that only some architectures know.
 
 A checkpoint of one architecture may have the same tensors as another one, and still need another computation: Granite
-is Llama with four more factors. So a model class that declares its ``model_type`` (`minisgl.models.decoder.Decoder`)
-refuses a config.json of another type, or with one of these fields.
+is Llama with four more factors. So a config.json of another type than the ``model_type`` that a model class declares
+(`minisgl.models.decoder.Decoder`), or with one of these fields, is refused.
 """
 
 from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Container
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minisgl.config import ConfigError
-from minisgl.models.config import ModelConfig
+from minisgl.hooks import hookimpl
 
-__all__ = ["HOW_TO_ADD", "check_architecture"]
-
-HOW_TO_ADD = (
-    'To serve another architecture, name a plugin that implements it with plugins=FILE: the page "Add a model" '
-    "(docs/add-a-model.md) shows how to write one."
-)
+if TYPE_CHECKING:
+    from minisgl.models.config import ModelConfig
 
 
 def _is(*neutral: Any) -> Callable[[Any], bool]:
@@ -74,11 +70,21 @@ _NEUTRAL_ROPE = {"alpha": _is(1), "llama_4_scaling_beta": _is(0)}
 """The same for RoPE parameters: of HunYuan, and of Ministral 3."""
 
 
+@hookimpl
+def minisgl_check_model(model: type, config: ModelConfig) -> None:
+    """Check config.json if the class itself has a ``model_type``, which a subclass does not inherit."""
+    model_type = vars(model).get("model_type")
+    if model_type is not None:
+        check_architecture(config, model_type, getattr(model, "defaults", {}))
+
+
 def check_architecture(config: ModelConfig, model_type: str, known: Container[str]) -> None:
     """Raise `ConfigError` if config.json is not that of a model of ``model_type``.
 
     ``known`` are the names of fields that this type computes; with ``rope_parameters``, it computes them by layer type.
     """
+    from minisgl.models.config import HOW_TO_ADD
+
     raw, name = config.raw, config.architecture
     given = raw.get("model_type")
     if given not in (None, model_type):
