@@ -42,7 +42,7 @@ OPTION_PLUGINS = MappingProxyType(
 PLAIN = MappingProxyType({"attention": "torch", "cache": "naive", "scheduler": "prefill_first"})
 """Group → the part that the engine uses if the group's default part does not exist.
 
-In the other groups the engine then does without a part: no graphs, no drafts, ranks connected by `torch.distributed`.
+In the other groups the engine then does without a part: no graphs, no drafts, one rank.
 """
 LOAD_FORMATS = ("auto", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")

@@ -18,7 +18,6 @@ from minisgl.attention import AttentionBackend
 from minisgl.config import GROUPS, Config, ConfigError
 from minisgl.core import EngineSpec
 from minisgl.distributed import Communicator
-from minisgl.distributed.group import GroupCommunicator
 from minisgl.engine import setup
 from minisgl.engine.engine import TorchEngine
 from minisgl.engine.inputs import InputBuilder
@@ -115,11 +114,11 @@ def _assemble(
     eos = eos_ids(path)
     attention = setup.build_attention(config, manager, device, dtype)
     ranks: dict[str, Any] = {"rank": rank, "size": size, "address": address, "device": device}
-    comm: Communicator = (
-        GroupCommunicator(300.0, **ranks)
-        if config.communicator is None
-        else manager.build("communicator", config.communicator, local_size=local_size, **ranks)
-    )
+    comm = Communicator()
+    if config.communicator is not None:
+        comm = manager.build("communicator", config.communicator, local_size=local_size, **ranks)
+    elif size > 1:
+        raise ConfigError(f"tp={size} needs a plugin of the group communicator, and there is none.")
     parts = setup.Parts(config, manager, device)
     graph: GraphRunner | None = None
     if config.graph is not None:

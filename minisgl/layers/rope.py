@@ -50,8 +50,8 @@ SCALINGS: dict[str, Callable[[Tensor, RopeConfig], tuple[Tensor, float]]] = {
 }
 """RoPE type → the frequencies that it makes of the plain ones, and the factor for cosines and sines.
 
-"linear": Chen et al., Extending Context Window … via Position Interpolation, 2023. `plugins/models/rope_scaling.py` adds
-the other types of transformers.
+"linear": Chen et al., Extending Context Window … via Position Interpolation, 2023. The file
+`plugins/models/rope_scaling.py` adds the other types of transformers.
 """
 
 

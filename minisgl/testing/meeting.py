@@ -7,14 +7,14 @@ so all ranks get the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from minisgl.distributed import Communicator
 from minisgl.plugins.kernels.ops.norm import add_rms_norm
 from minisgl.testing.threads import RankStopped, RankThreads
 from minisgl.utils.launch import one_launch
@@ -100,8 +100,8 @@ class Meeting(RankThreads):
         return f"{kind} of {list(part.shape)} {str(part.dtype).removeprefix('torch.')}"
 
 
-class _Rank:
-    """The communicator of one rank. It implements `minisgl.distributed.Communicator`."""
+class _Rank(Communicator):
+    """The communicator of one rank."""
 
     def __init__(self, meeting: Meeting, rank: int):
         self._meeting, self.rank, self.size = meeting, rank, meeting.size
@@ -123,10 +123,6 @@ class _Rank:
 
     def exchange(self, data: bytes) -> list[bytes]:
         return list(self._meeting._call(self.rank, "exchange", data).parts)
-
-    @contextmanager
-    def capturing(self) -> Iterator[None]:
-        yield
 
     def close(self, abort: bool = False) -> None:
         """Do nothing: the communicator holds no resources."""

@@ -28,7 +28,7 @@ from minisgl.testing.ranks import run_ranks
 __all__ = ["CountingCommunicator", "ModelConformance"]
 
 
-class CountingCommunicator:
+class CountingCommunicator(Communicator):
     """A communicator that passes all calls on to the communicator ``inner`` and records the collectives of tensors.
 
     ``calls`` lists the kinds of the collectives in order, and ``bytes`` maps each kind to the bytes of its tensors. An

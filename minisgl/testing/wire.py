@@ -3,7 +3,7 @@
 Each message is delivered as late as the rules allow. A send completes only when the other rank receives. The receiver's
 buffer is filled only in ``wait``. So a deadlock is detected at once, and a rank that reads or overwrites a buffer too
 early gets wrong data in every run. The object `Wire` replaces the process group of
-`minisgl.distributed.group.GroupCommunicator`.
+`minisgl.plugins.communicator.group.GroupCommunicator`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from minisgl.distributed.group import GroupCommunicator
+from minisgl.plugins.communicator.group import GroupCommunicator
 from minisgl.testing.threads import RankStopped, RankThreads
 
 __all__ = ["Wire", "WireViolation"]

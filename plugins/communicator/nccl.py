@@ -18,8 +18,8 @@ import torch
 
 from minisgl.config import ConfigError
 from minisgl.distributed import Communicator
-from minisgl.distributed.group import GroupCommunicator
 from minisgl.hooks import hookimpl
+from minisgl.plugins.communicator.group import GroupCommunicator
 from minisgl.plugins.kernels.ops.norm import add_rms_norm
 from minisgl.plugins.kernels.ops.reduce import Mailboxes, cut_mailboxes, empty, mailbox_bytes
 from minisgl.utils.launch import one_launch

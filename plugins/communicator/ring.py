@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from minisgl.config import ConfigError
-from minisgl.distributed.group import GroupCommunicator
 from minisgl.hooks import hookimpl
+from minisgl.plugins.communicator.group import GroupCommunicator
 from minisgl.utils.launch import one_launch
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from minisgl.distributed import Communicator
-from minisgl.distributed.group import GroupCommunicator
 from minisgl.hooks import hookimpl
+from minisgl.plugins.communicator.group import GroupCommunicator
 
 
 @dataclass

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 import torch
 
-from minisgl.distributed.group import GroupCommunicator
+from minisgl.plugins.communicator.group import GroupCommunicator
 from minisgl.testing.wire import RULES, Wire, WireViolation
 
 CPU = torch.device("cpu")

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test ring     (`hint ring` for a hint)
 Serve it:  python -m minisgl tp=2 plugins=my_ring.py communicator=mine
 """
 
-# minisgl lab ring, skeleton 3f480887d8 (minisgl 0.2.0)
+# minisgl lab ring, skeleton 2e435da4e1 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from minisgl.config import ConfigError
-from minisgl.distributed.group import GroupCommunicator
 from minisgl.hooks import hookimpl
+from minisgl.plugins.communicator.group import GroupCommunicator
 from minisgl.utils.launch import one_launch
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from minisgl.chapters.lab.grader.search import search
 from minisgl.chapters.lab.grader.server_gate import facts
 from minisgl.chapters.lab.grader.timed_wire import BUSY_US, BYTES_PER_US, DELAY_US, RANKS, all_reduce_us
 from minisgl.chapters.lab.grader.tutor_runs import linked_logits
-from minisgl.distributed.group import GroupCommunicator
+from minisgl.plugins.communicator.group import GroupCommunicator
 from minisgl.plugins.kernels.ops.launch import recording
 from minisgl.testing.communicator import CommunicatorConformance
 from minisgl.testing.wire import RULES, Wire, WireViolation

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from minisgl.distributed.group import GroupCommunicator
+from minisgl.distributed import Communicator
 from minisgl.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from minisgl.layers.linear import LinearColParallelMerged, LinearQKVMerged, LinearRowParallel
 from minisgl.layers.mlp import GatedMLP
@@ -102,7 +102,7 @@ class FastNormFused(RMSNormFused):
         if residual is None:
             return rms_norm(x, self.weight, self.eps), x
         if self.comm is not None:
-            if type(self.comm).all_reduce_norm is not GroupCommunicator.all_reduce_norm:
+            if type(self.comm).all_reduce_norm is not Communicator.all_reduce_norm:
                 return self.comm.all_reduce_norm(x, residual, self.weight, self.eps)
             x = self.comm.all_reduce(x)
         return add_rms_norm(x, residual, self.weight, self.eps)

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from minisgl.distributed.group import GroupCommunicator
 from minisgl.hooks import hookimpl
+from minisgl.plugins.communicator.group import GroupCommunicator
 from minisgl.utils.launch import one_launch
 
 

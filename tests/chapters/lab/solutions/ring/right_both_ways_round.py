@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from minisgl import hookimpl
-from minisgl.distributed.group import GroupCommunicator
+from minisgl.plugins.communicator.group import GroupCommunicator
 from minisgl.utils.launch import one_launch
 
 

@@ -6,19 +6,18 @@ torch.distributed. So one process can hold several groups, for several engines.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch
 
 from minisgl.config import ConfigError
+from minisgl.distributed import Communicator
 from minisgl.utils.launch import one_launch
 
 
-class GroupCommunicator:
-    """A `minisgl.distributed.Communicator` over one process group. At size 1 nothing is sent.
+class GroupCommunicator(Communicator):
+    """A `Communicator` over one process group. At size 1 nothing is sent.
 
     ``timeout`` (seconds) limits each collective, and the wait for the other ranks at start. ``address`` is rank 0's
     ``host:port``.
@@ -65,13 +64,6 @@ class GroupCommunicator:
             _wait(self._group.allreduce([x], _ordered(torch.distributed.AllreduceOptions())))
         return x
 
-    def all_reduce_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """All-reduce, add and normalise, one after another: see `Communicator.all_reduce_norm`."""
-        residual = self.all_reduce(x).add_(residual)
-        return torch.nn.functional.rms_norm(residual, weight.shape, weight, eps), residual
-
     @one_launch
     def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
         """Concatenate x of all ranks along ``dim``: see `Communicator.all_gather`."""
@@ -113,11 +105,6 @@ class GroupCommunicator:
         turn, self._exchanges = self._exchanges, self._exchanges + 1
         self._store.set(f"exchange/{turn}/{self.rank}", data)  # type: ignore[arg-type]
         return [self._store.get(f"exchange/{turn}/{rank}") for rank in range(self.size)]
-
-    @contextmanager
-    def capturing(self) -> Iterator[None]:
-        """Do nothing: a process group needs no preparation for a CUDA graph capture."""
-        yield
 
     def close(self, abort: bool = False) -> None:
         """Shut the process group down, or abort it without waiting for the other ranks."""
