@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from minisgl.layers.attention import AttentionLayer
+from minisgl.layers.attention import AttentionLayer, RMSNorm, RMSNormFused, RoPE, RopeConfig
 from minisgl.layers.context import Context
-from minisgl.layers.embedding import ParallelLMHead, VocabParallelEmbedding
-from minisgl.layers.linear import LinearColParallelMerged, LinearQKVMerged, LinearRowParallel
-from minisgl.layers.mlp import GatedMLP, gelu_and_mul, silu_and_mul
-from minisgl.layers.norm import RMSNorm, RMSNormFused
-from minisgl.layers.rope import RoPE, RopeConfig
+from minisgl.layers.linear import (
+    GatedMLP,
+    LinearColParallelMerged,
+    LinearQKVMerged,
+    LinearRowParallel,
+    ParallelLMHead,
+    VocabParallelEmbedding,
+    gelu_and_mul,
+    silu_and_mul,
+)
 from minisgl.plugin_manager.renamed import moved
 
 __all__ = [

@@ -1,13 +1,143 @@
-"""The self-attention of a decoder layer: QKV projection, what the attention backend computes, output projection."""
+"""The self-attention of a decoder layer, and its parts beside the projections: RMSNorm, and the table of RoPE.
+
+The table of cosines and sines of all positions is computed once, in float32. `minisgl.attention.rotate` applies it to
+queries and keys. Pages of the prefix cache are shared by sequences of any length, so an angle may depend on the
+position only, not on the length of the sequence. The types "dynamic" and "longrope" obey this rule up to their original
+context length: `minisgl.models.config.ModelConfig.max_len` is not longer.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minisgl.attention import LayerSpec, QKNorm
+from minisgl.config import ConfigError
 from minisgl.layers.context import Context
 from minisgl.layers.linear import LinearQKVMerged, LinearRowParallel
-from minisgl.layers.norm import RMSNorm
+from minisgl.layers.weight_shards import WeightShard
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square normalisation over the last dimension (Zhang and Sennrich, 2019), computed in float32."""
+
+    def __init__(self, dim: int, eps: float, ctx: Context):
+        super().__init__()
+        self.weight = ctx.parameter(dim)
+        self.eps = eps
+
+    def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
+        """Yield the weight, which every rank holds in full."""
+        yield WeightShard.whole(f"{prefix}weight", self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise x [..., dim]; returns a tensor of the same shape."""
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class RMSNormFused(RMSNorm):
+    """RMSNorm of the sum of x and the residual stream.
+
+    With ``partial`` and several ranks, x is a partial sum and is first all-reduced over the ranks. All-reduce, addition
+    and norm are then one call of the communicator, which can fuse them into one launch.
+    """
+
+    def __init__(self, dim: int, eps: float, ctx: Context, *, partial: bool = True):
+        super().__init__(dim, eps, ctx)
+        self.comm = ctx.comm if partial and ctx.comm.size > 1 else None
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, residual: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return ``(norm(x + residual), x + residual)`` for x and residual [tokens, dim].
+
+        With ``partial``, x here means its sum over the ranks. Without ``residual``, x itself starts the residual stream
+        and must not be a partial sum; the result is ``(norm(x), x)``. x may be overwritten.
+        """
+        if residual is not None:
+            if self.comm is not None:
+                return self.comm.all_reduce_norm(x, residual, self.weight, self.eps)
+            x = x.add_(residual)
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps), x
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """The RoPE parameters of config.json, under Hugging Face's names.
+
+    ``original_max_position_embeddings`` is the context length before it was extended; llama3, yarn and longrope need
+    it. ``rope_type`` may be a type that only a plugin knows: `frequencies` refuses it.
+    """
+
+    rope_type: str = "default"
+    rope_theta: float = 10_000.0
+    factor: float = 1.0
+    original_max_position_embeddings: int = 0
+    partial_rotary_factor: float = 1.0  # the rotated part of a head; `frequencies` refuses all but 1
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+    short_factor: tuple[float, ...] = ()  # longrope
+    long_factor: tuple[float, ...] = ()
+
+
+SCALINGS: dict[str, Callable[[Tensor, RopeConfig], tuple[Tensor, float]]] = {
+    "default": lambda inv_freq, rope: (inv_freq, 1.0),
+    "linear": lambda inv_freq, rope: (inv_freq / rope.factor, 1.0),
+}
+"""RoPE type → the frequencies that it makes of the plain ones, and the factor for cosines and sines.
+
+"linear": Chen et al., Extending Context Window … via Position Interpolation, 2023. The file
+`plugins/models/rope_scaling.py` adds the other types of transformers.
+"""
+
+
+def frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
+    """Return the angle per position of each of the head_dim/2 pairs, and a factor for cosines and sines.
+
+    The angles are float32 [head_dim/2], in radians. Su et al., RoFormer, 2021. Raises ConfigError for a type that is
+    not in `SCALINGS`, if a head is rotated in part, or for an odd ``head_dim``.
+    """
+    if rope.partial_rotary_factor != 1.0:
+        raise ConfigError(
+            f"partial_rotary_factor={rope.partial_rotary_factor} is not supported: every dimension of a head must be "
+            "rotated, unless a plugin brings its own rotation."
+        )
+    if head_dim % 2:
+        raise ConfigError(f"head_dim={head_dim} is odd, but RoPE rotates pairs of dimensions.")
+    if rope.rope_type == "per_layer_type":
+        raise ConfigError(
+            "rope_parameters differ by layer type, which is not supported: a plugin must build a table for each type "
+            "from ModelConfig.rope_by_layer_type."
+        )
+    if rope.rope_type not in SCALINGS:
+        *known, last = SCALINGS
+        raise ConfigError(f"rope_type {rope.rope_type!r} is not supported: use {', '.join(known)} or {last}.")
+    inv_freq = 1.0 / (rope.rope_theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
+    return SCALINGS[rope.rope_type](inv_freq, rope)
+
+
+class RoPE(nn.Module):
+    """The RoPE table of a model, [positions, head_dim] float32: cosines, then sines. All layers share one table."""
+
+    def __init__(self, rope: RopeConfig, head_dim: int, positions: int, device: torch.device):
+        super().__init__()
+        inv_freq, scale = frequencies(rope, head_dim)
+        angles = torch.arange(positions, dtype=torch.float32, device=device)[:, None] * inv_freq.to(device)
+        self.cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1).mul_(scale)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """Return the cosines and sines [n, head_dim], float32, of positions [n]."""
+        return self.cos_sin.index_select(0, positions)
 
 
 class AttentionLayer(nn.Module):

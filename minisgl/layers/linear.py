@@ -3,11 +3,17 @@
 Shoeybi et al., Megatron-LM, 2019. A merged layer stores several of the checkpoint's matrices as one matrix, so that one
 matrix product computes them all. When loading, each part has the checkpoint's own name: ``self_attn.qkv_proj`` is
 filled from ``self_attn.q_proj``, ``k_proj`` and ``v_proj``.
+
+So are the two layers that consist of such a matrix or two: the gated MLP (Shazeer, GLU Variants Improve Transformer,
+2020), and the vocabulary, as token embedding and as LM head. If the number of ranks does not divide the vocabulary
+size, the vocabulary is padded with rows of zeros, so that each rank has the same number of rows. The logits are cut
+back to the true vocabulary size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -116,3 +122,111 @@ class LinearRowParallel(nn.Module):
         """Multiply x [tokens, in / size]; returns [tokens, out], a partial sum unless the layer has ``reduce``."""
         y = F.linear(x, self.weight, self.bias if self.comm.rank == 0 else None)
         return self.comm.all_reduce(y) if self.reduce else y
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    """Return silu(gate)·up [..., dim] for x [..., 2·dim]; the gate half comes first."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)
+
+
+def gelu_and_mul(x: Tensor, approximate: str = "none") -> Tensor:
+    """Return gelu(gate)·up [..., dim] for x [..., 2·dim]. ``approximate`` is torch's: "none" or "tanh"."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.gelu(gate, approximate=approximate).mul_(up)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": silu_and_mul,
+    "gelu": gelu_and_mul,
+    "gelu_pytorch_tanh": partial(gelu_and_mul, approximate="tanh"),
+}
+"""Hugging Face's ``hidden_act`` → the gated activation: [..., 2·dim] → [..., dim]."""
+
+
+def activation(name: str) -> Callable[[Tensor], Tensor]:
+    """Return the gated activation for Hugging Face's ``hidden_act`` name. Raises ConfigError for an unknown name."""
+    if name not in ACTIVATIONS:
+        raise ConfigError(f"hidden_act {name!r} is not supported: use {', '.join(ACTIVATIONS)}.")
+    return ACTIVATIONS[name]
+
+
+class GatedMLP(nn.Module):
+    """down(act(gate(x))·up(x)), with the inner dimension split over the ranks. The output is a partial sum."""
+
+    def __init__(self, hidden_size: int, inner_size: int, act: str, ctx: Context, *, bias: bool = False):
+        super().__init__()
+        names = ("gate_proj", "up_proj")
+        self.gate_up_proj = LinearColParallelMerged(hidden_size, (inner_size,) * 2, names, ctx, bias=bias)
+        self.act, self.act_name = activation(act), act
+        self.down_proj = LinearRowParallel(inner_size, hidden_size, ctx, bias=bias, reduce=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute the MLP of x [tokens, hidden]; returns a partial sum [tokens, hidden]."""
+        out: Tensor = self.down_proj(self.act(self.gate_up_proj(x)))
+        return out
+
+
+class _VocabRows(nn.Module):
+    """This rank's rows of a [vocab, hidden] matrix, with the loading of its weights."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, ctx: Context):
+        super().__init__()
+        self.vocab_size, self.comm = vocab_size, ctx.comm
+        rows = -(-vocab_size // ctx.comm.size)
+        self.start = ctx.comm.rank * rows
+        self.weight = ctx.parameter(rows, hidden_size)
+
+    def after_load(self) -> None:
+        """Set the rows of the padding to zeros."""
+        self.weight[max(0, self.vocab_size - self.start) :] = 0
+
+    def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
+        """Yield this rank's rows without the padding: see `HasWeightShards`."""
+        start = min(self.start, self.vocab_size)
+        true_rows = min(self.weight.shape[0], self.vocab_size - start)
+        shape = (self.vocab_size, self.weight.shape[1])
+        yield WeightShard.part(f"{prefix}weight", shape, 0, start, self.weight[:true_rows])
+
+
+class VocabParallelEmbedding(_VocabRows):
+    """The token embedding. A rank returns zeros for the tokens of other ranks, and an all-reduce adds the results."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Look up tokens [n], each in [0, vocab); returns [n, hidden], the same on every rank."""
+        if self.comm.size == 1:
+            return F.embedding(tokens, self.weight)
+        local = tokens - self.start
+        not_local = (local < 0) | (local >= self.weight.shape[0])
+        rows = F.embedding(local.masked_fill_(not_local, 0), self.weight)
+        return self.comm.all_reduce(rows.masked_fill_(not_local.unsqueeze(1), 0))
+
+
+class ParallelLMHead(_VocabRows):
+    """The LM head: each rank computes the logits of its part of the vocabulary, and an all-gather joins them.
+
+    With ``tied`` the head uses the embedding's weight (Press and Wolf, 2017).
+    """
+
+    def __init__(self, vocab_size: int, hidden_size: int, ctx: Context, *, tied: VocabParallelEmbedding | None = None):
+        if tied is None:
+            super().__init__(vocab_size, hidden_size, ctx)
+        else:
+            nn.Module.__init__(self)
+            self.vocab_size, self.comm, self.start, self.weight = vocab_size, ctx.comm, tied.start, tied.weight
+        self.tied = tied is not None
+
+    def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
+        """Return this rank's rows to load, or nothing if the head is tied to the embedding."""
+        return iter(()) if self.tied else super().weight_shards(prefix, names)
+
+    def product(self, hidden: Tensor) -> Tensor:
+        """Return the logits [rows, rows of this rank's weight] of hidden [rows, hidden]."""
+        return F.linear(hidden, self.weight)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return the logits [rows, vocab] of hidden [rows, hidden], the same on every rank."""
+        logits = self.product(hidden)
+        if self.comm.size > 1:
+            logits = self.comm.all_gather(logits, dim=-1)[:, : self.vocab_size]
+        return logits

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from minisgl.config import ConfigError
-from minisgl.layers.rope import RopeConfig
+from minisgl.layers.attention import RopeConfig
 from minisgl.models.fields import flag, number, positive
 from minisgl.utils.json_file import read_json
 

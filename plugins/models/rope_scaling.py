@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from minisgl.config import ConfigError
-from minisgl.layers.rope import SCALINGS, RopeConfig
+from minisgl.layers.attention import SCALINGS, RopeConfig
 
 
 def _llama3(inv_freq: Tensor, rope: RopeConfig) -> Tensor:

@@ -36,11 +36,11 @@ class TorchMoe:
     """The backend; see `minisgl.plugins.moe.MoeBackend` for shapes."""
 
     find_activation: Callable[[str], Callable[[torch.Tensor], torch.Tensor]] | None = None
-    """Returns a faster activation; None: that of `minisgl.layers.mlp`."""
+    """Returns a faster activation; None: that of `minisgl.layers.linear`."""
 
     def load(self, gate_up: torch.Tensor, down: torch.Tensor, experts: range, activation: str) -> Experts:
         """Keep the weights as they are: see `MoeBackend.load`."""
-        from minisgl.layers.mlp import activation as plain
+        from minisgl.layers.linear import activation as plain
 
         return Experts(gate_up, down, experts.start, (self.find_activation or plain)(activation))
 

@@ -11,7 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import minisgl.plugins.models.rope_scaling  # noqa: F401 - registers its types
 from minisgl.config import ConfigError
-from minisgl.layers.rope import RoPE, RopeConfig, frequencies
+from minisgl.layers.attention import RoPE, RopeConfig, frequencies
 from minisgl.models.config import ModelConfig
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 512}

@@ -9,7 +9,7 @@ import pytest
 
 import minisgl.plugins.models.rope_scaling  # noqa: F401 - registers its types
 from minisgl.config import ConfigError
-from minisgl.layers.rope import RopeConfig, frequencies
+from minisgl.layers.attention import RopeConfig, frequencies
 from minisgl.models.config import ModelConfig
 
 BASE: dict[str, Any] = {

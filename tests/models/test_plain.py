@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from minisgl.attention import AttentionBackend, LayerSpec
 from minisgl.kvcache.pool import KVPool
-from minisgl.layers.rope import frequencies
+from minisgl.layers.attention import frequencies
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import DecoderLayer
 from minisgl.models.shipped import weights_dir

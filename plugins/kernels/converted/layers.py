@@ -12,10 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from minisgl.distributed import Communicator
-from minisgl.layers.embedding import ParallelLMHead, VocabParallelEmbedding
-from minisgl.layers.linear import LinearColParallelMerged, LinearQKVMerged, LinearRowParallel
-from minisgl.layers.mlp import GatedMLP
-from minisgl.layers.norm import RMSNorm, RMSNormFused
+from minisgl.layers.attention import RMSNorm, RMSNormFused
+from minisgl.layers.linear import (
+    GatedMLP,
+    LinearColParallelMerged,
+    LinearQKVMerged,
+    LinearRowParallel,
+    ParallelLMHead,
+    VocabParallelEmbedding,
+)
 from minisgl.models.converter import convert
 from minisgl.plugins.kernels.ops import huge_pages
 from minisgl.plugins.kernels.ops.activation import ACTS, act_and_mul

@@ -14,7 +14,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from minisgl.layers.mlp import activation as check
+from minisgl.layers.linear import activation as check
 from minisgl.plugins.kernels.ops.cpp import elementwise as cpp
 from minisgl.plugins.kernels.ops.fp8 import QuantizedRows, quantize_rows
 

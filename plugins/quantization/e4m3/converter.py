@@ -9,9 +9,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from minisgl.layers.attention import AttentionLayer
-from minisgl.layers.mlp import GatedMLP
-from minisgl.layers.norm import RMSNormFused
+from minisgl.layers.attention import AttentionLayer, RMSNormFused
+from minisgl.layers.linear import GatedMLP
 from minisgl.models.config import ModelConfig
 from minisgl.models.converter import Quantization
 from minisgl.models.decoder import DecoderLayer

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from minisgl.hooks import hookimpl
-from minisgl.layers.mlp import activation as find
+from minisgl.layers.linear import activation as find
 
 
 @dataclass

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from minisgl import hookimpl
-from minisgl.layers.mlp import activation as find_activation
+from minisgl.layers.linear import activation as find_activation
 
 
 @dataclass

@@ -7,7 +7,7 @@ import torch
 
 class MyMoe:
     def load(self, gate_up, down, experts, activation):
-        from minisgl.layers.mlp import activation as find
+        from minisgl.layers.linear import activation as find
 
         self.weights = Experts(gate_up, down, experts.start, find(activation))
         return self.weights

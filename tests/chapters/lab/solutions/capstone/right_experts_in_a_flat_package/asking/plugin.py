@@ -15,7 +15,7 @@ class Asking:
 
 class AskingMoe:
     def load(self, gate_up, down, experts, activation):
-        from minisgl.layers.mlp import activation as find
+        from minisgl.layers.linear import activation as find
 
         return gate_up, down, experts, find(activation)
 
