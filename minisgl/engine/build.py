@@ -21,7 +21,6 @@ from minisgl.distributed import Communicator
 from minisgl.engine import setup
 from minisgl.engine.engine import TorchEngine
 from minisgl.engine.inputs import InputBuilder
-from minisgl.engine.kv_sizing import size_pool
 from minisgl.engine.model_runner import ModelRunner, StepRunner
 from minisgl.engine.sampler import state_bytes
 from minisgl.kvcache.pool import KVPool
@@ -157,7 +156,7 @@ def _allocate_pool(
     layers, needs = model.attention_layers(), attention.needs()
     shape = (len(layers), config.page_size, layers[0].kv_heads, layers[0].head_dim)
     reserved = needs.workspace + _state_bytes(config, max_seq_len, vocab_size, rank)
-    pages = size_pool(config, KVPool.page_bytes(*shape, ctx.dtype), max_seq_len, ctx.device, reserved)
+    pages = setup.size_pool(config, KVPool.page_bytes(*shape, ctx.dtype), max_seq_len, ctx.device, reserved)
     pages = min(int(n) for n in ctx.comm.exchange(str(pages).encode()))  # page numbers must be valid on all ranks
     spec = EngineSpec(
         page_size=config.page_size,

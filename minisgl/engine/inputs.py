@@ -21,7 +21,7 @@ from torch import Tensor
 
 from minisgl.attention import AttnBatch
 from minisgl.core import I32, PENDING, EngineSpec, Step
-from minisgl.engine.prompt_logprobs import PromptPositions, prompt_arrays
+from minisgl.engine.results import PromptPositions, prompt_arrays
 from minisgl.engine.verification import Verification, verification_arrays
 
 MIN_SAVED_TOKENS = 1 << 15

@@ -18,7 +18,7 @@ import torch
 from minisgl import LLM, SamplingParams
 from minisgl.config import ConfigError
 from minisgl.core import Admission, EngineDeadError, InvalidRequestError, Step
-from minisgl.engine import kv_sizing
+from minisgl.engine import setup
 from minisgl.engine.build import build_engine
 from minisgl.engine.engine import TorchEngine
 from minisgl.engine.ranks import Peers, follow
@@ -167,11 +167,11 @@ def test_pool_size_on_cpu(manager: PluginManager, path: Path, monkeypatch: pytes
     """On a CPU the pool takes 10 % of the machine's memory, but at most 4 GiB, minus attention's workspace."""
     config = compose(manager, [f"model={path}", "page_size=16"])
     total = type("Memory", (), {"total": 2 << 30})
-    monkeypatch.setattr(kv_sizing.psutil, "virtual_memory", lambda: total)
-    pages = kv_sizing.size_pool(config, 1 << 20, 512, torch.device("cpu"), reserved=4 << 20)
+    monkeypatch.setattr(setup.psutil, "virtual_memory", lambda: total)
+    pages = setup.size_pool(config, 1 << 20, 512, torch.device("cpu"), reserved=4 << 20)
     assert pages == int(0.1 * (2 << 30)) // (1 << 20) - 4 - 1
-    monkeypatch.setattr(kv_sizing.psutil, "virtual_memory", lambda: type("Memory", (), {"total": 1 << 40}))
-    assert kv_sizing.size_pool(config, 1 << 20, 512, torch.device("cpu"), reserved=0) == 4096 - 1
+    monkeypatch.setattr(setup.psutil, "virtual_memory", lambda: type("Memory", (), {"total": 1 << 40}))
+    assert setup.size_pool(config, 1 << 20, 512, torch.device("cpu"), reserved=0) == 4096 - 1
 
 
 # ---- results --------------------------------------------------------------------------------

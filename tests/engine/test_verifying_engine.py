@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from minisgl.core import EngineDeadError, SamplingParams, TokenMasks
-from minisgl.engine import kv_sizing
+from minisgl.engine import setup
 from minisgl.engine.build import build_engine
 from minisgl.engine.engine import TorchEngine
 from minisgl.options.compose import compose
@@ -261,7 +261,7 @@ def test_close_between_launch_and_sample(manager: PluginManager, path: Path) -> 
 def test_pool_leaves_room_for_state(manager: PluginManager, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pool is smaller by the bytes of the page table, and by all that sampling may allocate later."""
     asked: list[Any] = []
-    available, new_history = kv_sizing._available_bytes, repeat.new_history
+    available, new_history = setup._available_bytes, repeat.new_history
 
     def watched(config: Any, device: Any, reserved: int) -> tuple[int, str]:
         asked.append(reserved)
@@ -271,7 +271,7 @@ def test_pool_leaves_room_for_state(manager: PluginManager, path: Path, monkeypa
         asked.append(tuple((made := new_history(*args)).shape))
         return made
 
-    monkeypatch.setattr(kv_sizing, "_available_bytes", watched)
+    monkeypatch.setattr(setup, "_available_bytes", watched)
     monkeypatch.setattr(repeat, "new_history", allocated)
     for rounds in (1, 2):
         words = ["num_pages=null", "max_seq_len=60", f"verification_rounds={rounds}"]

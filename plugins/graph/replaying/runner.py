@@ -13,11 +13,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from minisgl.attention import AttnBatch, GraphKey
 from minisgl.core import Step
 from minisgl.engine.model_runner import Forward, ModelRunner, Prepared
+from minisgl.engine.sampler import Sampler
 from minisgl.plugins.graph.replaying.buckets import BucketRunner, StaticInputs
 from minisgl.plugins.graph.replaying.compile_ahead import Case, compile_ahead
 from minisgl.plugins.graph.replaying.inputs import GraphInputBuffers, PiecewiseInputBuffers, repeats_few_reads
@@ -197,7 +199,7 @@ class ReplayingRunner:
         """Run the forward pass of a step that no bucket holds, and each kernel that chooses a token of a row."""
         runner, indices = self.runner, prepared.batch.cu_seqlens_q[1:] - 1
         hidden = runner.model.forward(*runner.resolve(prepared.tokens), indices)
-        return runner.sampler.launch_all(runner.model.logits(hidden))
+        return _launch_sampling(runner.sampler, runner.model.logits(hidden))
 
     def close(self) -> None:
         """Drop the recordings and their buffers."""
@@ -210,3 +212,19 @@ class ReplayingRunner:
     def warm_up_steps(self, max_tokens: int, *, drafting: bool, rounds: int) -> Iterable[Step]:
         """Return steps of all kinds on a GPU, so that no request waits for a compiler."""
         return warm_up_steps(self.runner.spec, self.runner.device, max_tokens, drafting=drafting, rounds=rounds)
+
+
+def _launch_sampling(sampler: Sampler, logits: Tensor) -> Tensor:
+    """Launch each kernel that chooses tokens, once with ``logits`` [rows, vocab] and once with them as float32.
+
+    The tokens that it returns have no meaning. It is called to record the launches.
+    """
+    rows = torch.zeros(len(logits), dtype=torch.int32, device=sampler.device)
+    hashes = torch.zeros(sampler.vocab_size, dtype=torch.int32, device=sampler.device)
+    bits = torch.zeros(1, -(-sampler.vocab_size // 32), dtype=torch.int32, device=sampler.device)
+    for x in (logits, logits.float()):
+        sampler.mask_tokens(x, rows[:1], bits)
+        sampler.draw(x, sampler.params, rows, rows, hashes)
+        tokens = sampler.argmax(x)
+    sampler.draw(x, sampler.params, rows, rows, hashes, scaled=False)
+    return tokens
