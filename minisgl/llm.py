@@ -23,7 +23,7 @@ from tqdm import tqdm
 from minisgl.core import I32, EngineDeadError, FinishReason, InvalidRequestError, Logprobs, Output, SamplingParams
 from minisgl.engine.build import start_engine
 from minisgl.engine.setup import resolve_device
-from minisgl.models.generation_config import default_sampling_params, log_defaults, with_defaults
+from minisgl.models.generation_config import default_sampling_params, with_defaults
 from minisgl.models.resolve import resolve_model, warn_of_same_name
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
@@ -119,7 +119,6 @@ class LLM:
             self.config.tokenizer, self.plugin_manager, path, self.config.parse_special_tokens
         )
         defaults = default_sampling_params(self.config, path)
-        log_defaults(self.config, path, defaults)
         self._default_params = with_defaults(defaults)
         self._outputs = _Outputs(Detokenizer(self.tokenizer))
         self._changed: dict[int, RequestOutput] = {}  # what the next `step` returns

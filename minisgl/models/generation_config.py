@@ -6,7 +6,6 @@ it. The end-of-sequence token of the tokenizer is known to `minisgl.tokenizer`.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -18,9 +17,7 @@ from minisgl.config import Config, ConfigError
 from minisgl.core import InvalidRequestError, SamplingParams
 from minisgl.utils.json_file import read_json_if_present
 
-__all__ = ["SAMPLING_FIELDS", "default_sampling_params", "eos_ids", "log_defaults"]
-
-log = logging.getLogger(__name__)
+__all__ = ["SAMPLING_FIELDS", "default_sampling_params", "eos_ids"]
 
 FILE = "generation_config.json"
 SAMPLING_FIELDS: Mapping[str, str] = MappingProxyType(
@@ -34,42 +31,6 @@ SAMPLING_FIELDS: Mapping[str, str] = MappingProxyType(
     }
 )
 """The fields of generation_config.json that are applied, as in vLLM: name → field of `SamplingParams`."""
-NOT_APPLIED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
-    {
-        "bad_words_ids": ([],),
-        "begin_suppress_tokens": ([],),
-        "constraints": ([],),
-        "diversity_penalty": (0,),
-        "do_sample": (True,),
-        "dola_layers": (),
-        "encoder_no_repeat_ngram_size": (0,),
-        "encoder_repetition_penalty": (1,),
-        "epsilon_cutoff": (0,),
-        "eta_cutoff": (0,),
-        "exponential_decay_length_penalty": (),
-        "force_words_ids": ([],),
-        "forced_bos_token_id": (),
-        "forced_decoder_ids": ([],),
-        "forced_eos_token_id": (),
-        "guidance_scale": (1,),
-        "max_time": (),
-        "min_length": (0,),
-        "min_new_tokens": (0,),
-        "no_repeat_ngram_size": (0,),
-        "num_beam_groups": (1,),
-        "num_beams": (1,),
-        "num_return_sequences": (1,),
-        "penalty_alpha": (0,),
-        "sequence_bias": ({}, []),
-        "stop_strings": ([], ""),
-        "suppress_tokens": ([],),
-        "token_healing": (False,),
-        "top_h": (),
-        "typical_p": (1,),
-        "watermarking_config": ({},),
-    }
-)
-"""Fields that change the tokens in transformers, but not here: name → the values, besides null, without an effect."""
 
 
 def eos_ids(path: Path) -> frozenset[int]:
@@ -112,24 +73,6 @@ def default_sampling_params(config: Config, path: Path) -> dict[str, Any]:
             "generation_config=none."
         ) from None
     return {field: getattr(params, field) for field in given}
-
-
-def log_defaults(config: Config, path: Path, defaults: Mapping[str, Any]) -> None:
-    """Log the default sampling parameters, and a warning that names the fields that have no effect here."""
-    if config.generation_config == "none":
-        return
-    file = path / FILE
-    if defaults:
-        given = ", ".join(f"{name}={value}" for name, value in defaults.items())
-        log.info("default sampling parameters from %s: %s (generation_config=none turns them off)", file, given)
-    raw = read_json_if_present(file)
-    ignored = [
-        f"{name}={value!r:.100}"
-        for name, value in raw.items()
-        if name in NOT_APPLIED and value is not None and not any(value == same for same in NOT_APPLIED[name])
-    ]
-    if ignored:
-        log.warning("%s: not applied, because minisgl does not support it: %s", file, ", ".join(ignored))
 
 
 def with_defaults(defaults: Mapping[str, Any]) -> SamplingParams:

@@ -16,7 +16,7 @@ import threading
 
 from minisgl.config import Config, ConfigError
 from minisgl.message import Addresses
-from minisgl.models.generation_config import default_sampling_params, log_defaults
+from minisgl.models.generation_config import default_sampling_params
 from minisgl.models.resolve import resolve_model, warn_of_same_name
 from minisgl.plugin_manager.manager import PluginManager, encode_config
 from minisgl.server.worker_pool import OnlyRank0, WorkerPool
@@ -35,7 +35,7 @@ def serve(config: Config, manager: PluginManager, only_rank_0: OnlyRank0 | None 
     setup_logging(config.log_level, config.log_format, "api")
     path = resolve_model(config.model)
     warn_of_same_name(config.model)
-    log_defaults(config, path, default_sampling_params(config, path))
+    default_sampling_params(config, path)  # raises `ConfigError` for a wrong value
     model = str(path)
     encoded = encode_config(config, manager)
     listener = listen(config.server.host, config.server.port)

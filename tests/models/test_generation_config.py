@@ -10,15 +10,12 @@ from typing import Any
 
 import pytest
 
+from minisgl import LLM
 from minisgl.config import Config, ConfigError
 from minisgl.core import SamplingParams
-from minisgl.models.generation_config import (
-    NOT_APPLIED,
-    default_sampling_params,
-    eos_ids,
-    log_defaults,
-    with_defaults,
-)
+from minisgl.models.generation_config import default_sampling_params, eos_ids, with_defaults
+from minisgl.plugins.models.generation_log import NOT_APPLIED, log_defaults
+from minisgl.testing.checkpoints import tiny_checkpoint
 
 QWEN3 = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "eos_token_id": [1, 2], "pad_token_id": 1}
 
@@ -106,6 +103,13 @@ def test_the_log_names_what_is_applied_and_what_is_not(tmp_path: Path, caplog: p
     caplog.clear()
     log_defaults(Config(generation_config="none"), path, {})
     assert caplog.messages == []
+
+
+def test_an_engine_logs_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tiny_checkpoint("qwen3", tmp_path)
+    (path / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "num_beams": 2}))
+    with LLM(str(path), overrides=["device=cpu", "num_pages=8"]):
+        assert caplog.text.count("does not support it: num_beams=2") == 1
 
 
 def test_no_log_without_values(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
