@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from minisgl.config import Config
     from minisgl.core import I32, EngineSpec, Req, Step, StepResult
     from minisgl.engine.engine import TorchEngine
+    from minisgl.layers.context import Context
     from minisgl.models.config import ModelConfig
     from minisgl.models.converter import ModelConverter
     from minisgl.plugin_manager.manager import PluginManager
@@ -196,7 +197,9 @@ def minisgl_check_model(model: type, config: ModelConfig) -> None:
 
 
 @hookspec
-def minisgl_convert_model(config: Config, manager: PluginManager) -> ModelConverter | None:
+def minisgl_convert_model(
+    config: Config, manager: PluginManager, model: ModelConfig, ctx: Context
+) -> ModelConverter | None:
     """Change modules of the model from outside: for example, swap the class of some layers.
 
     When: once in each rank's process, at start, just before the model is built. All plugins are called. Their
@@ -205,6 +208,8 @@ def minisgl_convert_model(config: Config, manager: PluginManager) -> ModelConver
 
     - ``config``: all options.
     - ``manager``: the plugins of this process.
+    - ``model``: the model's config.json.
+    - ``ctx``: device, dtype and parts of the engine.
 
     Returns: a `minisgl.models.converter.ModelConverter`. None: no conversion.
     """

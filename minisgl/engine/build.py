@@ -122,16 +122,16 @@ def _assemble(
     graph: GraphRunner | None = None
     if config.graph is not None:
         graph = manager.build("graph", config.graph, device=device)
-    quantization = setup.build_quantization(config, manager, path, model_config, dtype, parts)
     max_step_tokens = setup.max_step_tokens(config, max_seq_len)
     wrapped = attention if graph is None else graph.wrap_attention(attention, max_step_tokens)
     ctx = Context(comm, wrapped, device, dtype, parts.get)
     started = time.monotonic()
     log.info("loading weights of %s (%s, %s) from %s", model_config.architecture, dtype, device, path)
-    model = setup.build_model(config, manager, path, model_config, ctx, quantization, [kernels])
+    model, converters = setup.build_model(config, manager, path, model_config, ctx, [kernels])
     log.info("loaded weights in %.1f s", time.monotonic() - started)
-    if quantization is not None and isinstance(model, torch.nn.Module):
-        quantization.prepare(model, max(max_step_tokens, config.max_running_requests))
+    if isinstance(model, torch.nn.Module):
+        for converter in converters:
+            converter.prepare(model, max(max_step_tokens, config.max_running_requests))
 
     wrappers = manager.hook.minisgl_wrap_runner(config=config, max_seq_len=max_seq_len, device=device)
     spec = _allocate_pool(config, model, attention, ctx, max_seq_len, model_config.vocab_size, rank)

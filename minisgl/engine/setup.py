@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -149,71 +149,18 @@ class Parts:
         return self._built[group]
 
 
-def build_quantization(
-    config: Config, manager: PluginManager, path: Path, model: ModelConfig, dtype: torch.dtype, parts: Parts
-) -> Quantization | None:
-    """Build what reads the quantised weights of a checkpoint, or quantises weights. None: there is neither.
-
-    Raises `ConfigError` if no plugin reads weights of this form, or if they are to be quantised and have experts.
-    """
-    stored, quantize = model.raw.get("quantization_config"), config.quantize != "auto"
-    if not stored and not quantize:
-        return None
-    if quantize and model.num_experts:
-        raise ConfigError(
-            f"quantize={config.quantize} is for dense models, but {config.model} has experts: leave quantize out."
-        )
-    file = path / "config.json" if path.is_dir() else path
-    try:
-        options = config.quantization
-        if options is None:
-            name = _quantization_of(stored, manager) if stored else config.quantize
-            options = manager.make("quantization", name)
-        quantization: Quantization = manager.build(
-            "quantization",
-            options,
-            device=parts.device,
-            dtype=dtype,
-            build_part=parts.get,
-        )
-        quantization.read(model, quantize)
-    except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from None
-    return quantization
-
-
-def _quantization_of(stored: object, manager: PluginManager) -> str:
-    """Return the name of the part that reads ``stored``, the ``quantization_config`` of config.json."""
-    if not isinstance(stored, Mapping):
-        raise ConfigError(f"quantization_config must be a JSON object, got {stored!r}.")
-    manager.load_all("quantization")
-    method, parts = stored.get("quant_method"), manager.configs["quantization"]
-    for name, schema in parts.items():
-        if method in schema.methods:  # type: ignore[attr-defined]
-            return name
-    known = [repr(known) for schema in parts.values() for known in schema.methods]  # type: ignore[attr-defined]
-    supported = "no plugin reads quantised weights"
-    if known:
-        supported = f"only {known[0]} is supported{''.join(', and ' + other for other in known[1:])}"
-    raise ConfigError(
-        f"quantization_config has quant_method={method!r}, but {supported}: use the checkpoint in bfloat16."
-    )
-
-
 def build_model(
     config: Config,
     manager: PluginManager,
     path: Path,
     model: ModelConfig,
     ctx: Context,
-    quantization: Quantization | None = None,
-    converters: Sequence[ModelConverter] = (),
-) -> Model:
-    """Build the model and load this rank's weights.
+    kernels: Sequence[ModelConverter] = (),
+) -> tuple[Model, list[ModelConverter]]:
+    """Build the model and load this rank's weights. First converters of plugins, then ``kernels`` convert it.
 
-    Those of `minisgl_convert_model`, then ``quantization``, then the ``converters`` convert it.
-
-    Raises `ConfigError` if no plugin has the architecture, or if its model class rejects the configuration.
+    Returns the model and all converters. Raises `ConfigError` if no plugin has the architecture, or if its model class
+    rejects the configuration.
     """
     classes = manager.models()
     causal = f"{model.architecture.removesuffix('Model')}ForCausalLM"
@@ -228,9 +175,11 @@ def build_model(
         close = difflib.get_close_matches(name.removesuffix("ForCausalLM"), stems, n=1, cutoff=0.87)
         guess = f" Did you mean {stems[close[0]]}?" if close else ""
         raise ConfigError(f"architecture={name}: no plugin has a model class of that name.{guess} {known}")
+    found = manager.hook.minisgl_convert_model(config=config, manager=manager, model=model, ctx=ctx)
+    quantization = next((converter for converter in found if isinstance(converter, Quantization)), None)
     if quantization is not None:
-        ctx.weights, converters = torch.device("meta"), [quantization, *converters]
-    converters = [*manager.hook.minisgl_convert_model(config=config, manager=manager), *converters]
+        ctx.weights = torch.device("meta")
+    converters = [*found, *kernels]
     kind = classes[model.architecture]
     try:
         manager.hook.minisgl_check_model(model=kind, config=model)
@@ -242,7 +191,7 @@ def build_model(
     else:
         with Checkpoint(path) if quantization is None else quantization.open(path) as weights:
             load_converted(built, weights, converters, ctx.device)
-    return built
+    return built, converters
 
 
 def max_step_tokens(config: Config, max_seq_len: int) -> int:

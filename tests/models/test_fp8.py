@@ -21,12 +21,13 @@ from minisgl.chapters.tutor.corpus import EXAMS, exam
 from minisgl.chapters.tutor.score import is_right
 from minisgl.config import Config, ConfigError
 from minisgl.distributed import Communicator
-from minisgl.engine import setup
+from minisgl.layers.context import no_parts
 from minisgl.models.config import ModelConfig
 from minisgl.models.weights import Dummy
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.fp8_gemm.torch import TorchFp8Gemm
 from minisgl.plugins.kernels.ops.fp8 import Fp8Weight, QuantizedRows
+from minisgl.plugins.models.quantized import build_quantization
 from minisgl.plugins.quantization.e4m3.matrix import Fp8Matrix
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.paged import PagedModel
@@ -57,7 +58,7 @@ def ids() -> Tensor:
 def read(raw: dict[str, Any], manager: PluginManager) -> object:
     """Let the engine's part for quantised weights read a config.json."""
     model, device = ModelConfig.from_dict(raw), torch.device("cpu")
-    return setup.build_quantization(Config(), manager, Path("config.json"), model, device, torch.float32)
+    return build_quantization(Config(), manager, Path("config.json"), model, device, torch.float32, no_parts)
 
 
 class QuantizedLinear(nn.Module):
@@ -308,7 +309,7 @@ def test_experts_are_not_quantised_at_load(tmp_path: Path, manager: PluginManage
     path = tiny_checkpoint("qwen3_moe", tmp_path)
     config, device = Config(model=str(path), quantize="fp8"), torch.device("cpu")
     with pytest.raises(ConfigError, match="quantize=fp8 is for dense models"):
-        setup.build_quantization(config, manager, path, ModelConfig.from_dir(path), device, torch.float32)
+        build_quantization(config, manager, path, ModelConfig.from_dir(path), device, torch.float32, no_parts)
 
 
 def test_tutor_answers_as_well_in_fp8() -> None:

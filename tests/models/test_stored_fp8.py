@@ -15,9 +15,10 @@ from torch import Tensor
 
 from minisgl import LLM, SamplingParams
 from minisgl.config import Config, ConfigError
-from minisgl.engine import setup
+from minisgl.layers.context import no_parts
 from minisgl.models.config import ModelConfig
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.models.quantized import build_quantization
 from minisgl.plugins.quantization.e4m3.layers import Fp8Linear
 from minisgl.plugins.quantization.e4m3.matrix import Fp8Matrix
 from minisgl.plugins.quantization.e4m3.stored import dequantize_slice
@@ -41,7 +42,7 @@ def manager() -> PluginManager:
 def read(raw: dict[str, Any], manager: PluginManager) -> object:
     """Let the engine's part for quantised weights read a config.json."""
     model, device = ModelConfig.from_dict(raw), torch.device("cpu")
-    return setup.build_quantization(Config(), manager, Path("config.json"), model, device, torch.float32)
+    return build_quantization(Config(), manager, Path("config.json"), model, device, torch.float32, no_parts)
 
 
 def edit(path: Path, quantization: dict[str, Any] | None, change: Change = dict) -> None:

@@ -1,0 +1,87 @@
+"""Finds the part of the group ``quantization`` that a checkpoint or the option ``quantize`` needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from minisgl.config import Config, ConfigError
+from minisgl.hooks import hookimpl
+from minisgl.models.resolve import resolve_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
+    from minisgl.layers import Context
+    from minisgl.models.config import ModelConfig
+    from minisgl.models.converter import Quantization
+    from minisgl.plugin_manager.manager import PluginManager
+
+
+@hookimpl(trylast=True)
+def minisgl_convert_model(
+    config: Config, manager: PluginManager, model: ModelConfig, ctx: Context
+) -> Quantization | None:
+    """Build the part, if the checkpoint has quantised weights or ``quantize`` asks for them."""
+    if not model.raw.get("quantization_config") and config.quantize == "auto":
+        return None
+    return build_quantization(config, manager, resolve_model(config.model), model, ctx.device, ctx.dtype, ctx.part)
+
+
+def build_quantization(
+    config: Config,
+    manager: PluginManager,
+    path: Path,
+    model: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    build_part: Callable[[str], Any],
+) -> Quantization | None:
+    """Build what reads the quantised weights of a checkpoint, or quantises weights. None: there is neither.
+
+    Raises `ConfigError` if no plugin reads weights of this form, or if they are to be quantised and have experts.
+    """
+    stored, quantize = model.raw.get("quantization_config"), config.quantize != "auto"
+    if not stored and not quantize:
+        return None
+    if quantize and model.num_experts:
+        raise ConfigError(
+            f"quantize={config.quantize} is for dense models, but {config.model} has experts: leave quantize out."
+        )
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        options = config.quantization
+        if options is None:
+            name = _quantization_of(stored, manager) if stored else config.quantize
+            options = manager.make("quantization", name)
+        quantization: Quantization = manager.build(
+            "quantization",
+            options,
+            device=device,
+            dtype=dtype,
+            build_part=build_part,
+        )
+        quantization.read(model, quantize)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
+    return quantization
+
+
+def _quantization_of(stored: object, manager: PluginManager) -> str:
+    """Return the name of the part that reads ``stored``, the ``quantization_config`` of config.json."""
+    if not isinstance(stored, Mapping):
+        raise ConfigError(f"quantization_config must be a JSON object, got {stored!r}.")
+    manager.load_all("quantization")
+    method, parts = stored.get("quant_method"), manager.configs["quantization"]
+    for name, schema in parts.items():
+        if method in schema.methods:  # type: ignore[attr-defined]
+            return name
+    known = [repr(known) for schema in parts.values() for known in schema.methods]  # type: ignore[attr-defined]
+    supported = "no plugin reads quantised weights"
+    if known:
+        supported = f"only {known[0]} is supported{''.join(', and ' + other for other in known[1:])}"
+    raise ConfigError(
+        f"quantization_config has quant_method={method!r}, but {supported}: use the checkpoint in bfloat16."
+    )
