@@ -1,23 +1,28 @@
-"""Resolution of the ``model`` option to a path.
+"""Resolution of the ``model`` option to a path, and of a model's directory to the safetensors files of its weights.
 
-The option names a model that ships with minisgl, a directory, or a model on the Hugging Face hub. The module imports no
-torch, so that the API server and the tokenizer processes can use it too.
+The option names a model that ships with minisgl, a directory, or a model on the Hugging Face hub. The choice of files
+is that of transformers. The module imports no torch, so that the API server and the tokenizer processes can use it too.
 """
 
 from __future__ import annotations
 
 import difflib
 import logging
+import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from minisgl.config import ConfigError
 from minisgl.models.shipped import shipped, weights_dir
-from minisgl.models.weight_files import NOT_WEIGHTS, weight_files
+from minisgl.utils.json_file import read_json, read_json_if_present
 
-__all__ = ["named_models", "resolve_model", "warn_of_same_name"]
+__all__ = ["named_models", "resolve_model", "some", "warn_of_same_name", "weight_files"]
 
 log = logging.getLogger(__name__)
+
+NOT_WEIGHTS = ("consolidated*.safetensors", "adapter_*.safetensors", "value_head*.safetensors")
+"""Patterns of files beside the weights: Mistral's own format, adapters (LoRA), and value heads of reward models."""
 
 _HUB_PATTERNS = [
     "*.safetensors",
@@ -114,3 +119,95 @@ def _is_complete(path: Path) -> bool:
         return (path / "config.json").is_file() and bool(weight_files(path))
     except ConfigError:
         return False
+
+
+_SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)\.safetensors")
+_CONVERT = (
+    "Convert them: AutoModelForCausalLM.from_pretrained({path!r}).save_pretrained({path!r}) of transformers writes "
+    "safetensors files"
+)
+_OTHER_FORMATS = {
+    "pytorch_model*.bin": _CONVERT,
+    "*.gguf": _CONVERT.replace("{path!r})", "{path!r}, gguf_file=…)", 1),
+    "*.pth": "Convert them with transformers' script for this model",
+    "consolidated*.safetensors": "These are in Mistral's own format. Download the repository's model*.safetensors",
+    "adapter_*": "An adapter is no whole model. Merge it into its base model (merge_and_unload of PEFT), and save that",
+}
+
+
+def weight_files(path: Path) -> dict[Path, frozenset[str] | None]:
+    """Return each file to load with the tensors that an index lists for it, or None without an index.
+
+    The first of these that exists is chosen, as in transformers: the file or index that ``transformers_weights`` of
+    config.json names; ``model.safetensors``; ``model.safetensors.index.json``. If there is none of these, all
+    safetensors files are chosen except `NOT_WEIGHTS`. Raises `ConfigError` if a file is missing or there is none.
+    """
+    if not path.is_dir():
+        raise ConfigError(
+            f"{path} is not a directory with weights. A named shape has no weights: use load_format=dummy."
+        )
+    if (path / "adapter_config.json").is_file():
+        log.warning("%s has an adapter, which is not applied: only the model's own weights are loaded", path)
+    named = read_json_if_present(path / "config.json").get("transformers_weights")
+    if named is not None:
+        file = path / str(named)
+        if not Path(os.path.abspath(file)).is_relative_to(os.path.abspath(path)):
+            raise ConfigError(f"{path}/config.json: transformers_weights={named!r} is outside of the directory.")
+        if not file.is_file():
+            raise ConfigError(f"{path} lacks the file that transformers_weights of its config.json names: {named}.")
+        return _indexed(file) if file.suffix == ".json" else {file: None}
+    single, index = path / "model.safetensors", path / "model.safetensors.index.json"
+    if single.is_file():
+        if index.is_file():
+            log.warning("%s is ignored, because model.safetensors is beside it", index)
+        return {single: None}
+    if index.is_file():
+        return _indexed(index)
+    return dict.fromkeys(_unlisted(path))
+
+
+def some(names: Iterable[str], max_names: int = 5) -> str:
+    """Format at most ``max_names`` of ``names`` for a message, and the number of those left out."""
+    names = sorted(names)
+    more = f" and {len(names) - max_names} more" if len(names) > max_names else ""
+    return ", ".join(names[:max_names]) + more
+
+
+def _indexed(index: Path) -> dict[Path, frozenset[str] | None]:
+    """Return the files of an index with their tensors."""
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        raise ConfigError(f"{index} has no weight_map from the names of tensors to files: download it again.")
+    listed: dict[Path, set[str]] = {}
+    for name, file in weight_map.items():
+        listed.setdefault(index.parent / file, set()).add(name)
+    missing = [file.name for file in listed if not file.is_file()]
+    if missing:
+        raise ConfigError(f"{index.parent} lacks files that its index names: {some(missing)}.")
+    if not listed:
+        raise ConfigError(f"{index} lists no tensor: download it again.")
+    return {file: frozenset(names) for file, names in listed.items()}
+
+
+def _unlisted(path: Path) -> list[Path]:
+    """Return the safetensors files of a directory that has neither ``model.safetensors`` nor its index."""
+    files = [file for file in sorted(path.glob("*.safetensors")) if not any(map(file.match, NOT_WEIGHTS))]
+    broken = [file.name for file in files if not file.is_file()]
+    if broken:
+        raise ConfigError(f"{path} has links to files that do not exist: {some(broken)}. Download the model again.")
+    parts = [found for file in files if (found := _SHARD.fullmatch(file.name))]
+    for stem, total in {(found[1], found[3]) for found in parts}:
+        here = {int(found[2]) for found in parts if (found[1], found[3]) == (stem, total)}
+        missing = set(range(1, int(total) + 1)) - here
+        if missing:
+            names = [f"{stem}-{number:0{len(total)}}-of-{total}.safetensors" for number in missing]
+            raise ConfigError(f"{path} has a part of a set of files: it lacks {some(names)}.")
+    if files:
+        return files
+    for pattern, advice in _OTHER_FORMATS.items():
+        if others := [file.name for file in path.glob(pattern)]:
+            raise ConfigError(
+                f"{path} has no *.safetensors file with the model's weights, only {some(others)}. "
+                f"{advice.format(path=str(path))}."
+            )
+    raise ConfigError(f"{path} has no *.safetensors file. Download the weights, or use load_format=dummy.")

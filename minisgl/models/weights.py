@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from minisgl.config import ConfigError
 from minisgl.layers.weight_shards import WeightShard, WeightSource, weight_shards_of
-from minisgl.models.weight_files import some, weight_files
+from minisgl.models.resolve import some, weight_files
 
 __all__ = ["WIDE", "Checkpoint", "Dummy", "dtype_name", "load_weights"]
 
