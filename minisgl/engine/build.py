@@ -182,7 +182,7 @@ def _state_bytes(config: Config, max_seq_len: int, vocab_size: int, rank: int) -
 def prepare_device(config: Config, local_rank: int, local_size: int) -> None:
     """Check that this machine has the device of the rank, and initialise CUDA if it is a GPU.
 
-    This can take seconds in which no other thread of this process runs. A rank calls it before it sends heartbeats.
+    This can take seconds in which no other thread of this process runs. A rank calls it before it is ready.
     Raises `ConfigError` if this machine has too few GPUs.
     """
     if setup.resolve_device(config, local_rank, local_size).type == "cuda":

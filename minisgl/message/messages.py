@@ -275,10 +275,15 @@ class Stats(Message):
 
 
 class Pong(Message):
-    """The answer of the worker ``worker`` to `Ping`. ``num_dropped`` counts the messages that the worker dropped."""
+    """The answer of the worker ``worker`` to `Ping`.
+
+    ``num_dropped`` counts the messages that the worker dropped. ``calls`` are its calls of the plugins that are not
+    built in: plugin name, path, SHA-256, hook or method, number of calls.
+    """
 
     worker: str
     num_dropped: int = 0
+    calls: list[tuple[str, str, str, str, int]] = []
 
 
 AnyMessage: TypeAlias = (

@@ -1,4 +1,4 @@
-"""The HTTP routes: chats and completions of the OpenAI API, ``/v1/models``, ``/health``, ``/ready`` and ``/metrics``.
+"""The HTTP routes: chats and completions of the OpenAI API, ``/v1/models``, ``/health`` and ``/ready``.
 
 A chat in one look: `Api.read` parses its body, `Api.generate` submits it to the dispatcher and streams the replies.
 Extensions (`minisgl.server.extension`) add other routes with the same methods. Every error response is an OpenAI error
@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import fastapi
 import msgspec
@@ -31,8 +31,11 @@ from minisgl.server.errors import CLIENT_CLOSED_REQUEST, ApiError
 from minisgl.server.extension import HttpExtension, overridden
 from minisgl.server.generate import Json, ResponseBuilder, respond_json, respond_stream
 from minisgl.server.protocol import DEFAULT_MAX_TOKENS, ChatRequest, CompletionRequest, GenerateRequest, parse
-from minisgl.server.request_record import Generation, Metrics, RequestMiddleware, record_of
+from minisgl.server.request_record import Generation, RequestMiddleware, record_of
 from minisgl.utils.version import __version__
+
+if TYPE_CHECKING:
+    from minisgl.server.launcher import Launcher
 
 S = TypeVar("S", bound=msgspec.Struct)
 T = TypeVar("T")
@@ -50,18 +53,19 @@ GET_OR_HEAD = ["GET", "HEAD"]
 class Api:
     """What the routes have in common: they read bodies, submit requests and answer through this object.
 
-    ``sampling_defaults`` are the model's values of sampling parameters that a request leaves out, by name.
+    ``sampling_defaults`` are the model's values of sampling parameters that a request leaves out, by name. ``launcher``
+    is None if the server runs without one.
     """
 
     def __init__(
         self,
         config: Config,
         dispatcher: Dispatcher,
-        metrics: Metrics,
         extensions: Sequence[HttpExtension] = (),
         sampling_defaults: Mapping[str, Any] = MappingProxyType({}),
+        launcher: Launcher | None = None,
     ):
-        self.config, self.dispatcher, self.metrics, self.extensions = config, dispatcher, metrics, extensions
+        self.config, self.dispatcher, self.extensions, self.launcher = config, dispatcher, extensions, launcher
         self.model = config.server.served_model_name or config.model
         self.sampling_defaults = sampling_defaults
         self._check_fields = overridden(extensions, "check_fields")
@@ -166,15 +170,18 @@ def create_app(api: Api) -> ASGIApp:
     routes = FastAPI(title="minisgl", version=__version__, openapi_url=None)
     guarded = fastapi.APIRouter(dependencies=[fastapi.Depends(api.check_key)])
     _add_openai_routes(guarded, api)
+    probes = fastapi.APIRouter()
+    _add_probes(probes, api)
     for extension in api.extensions:
         extension.add_routes(guarded, api)
+        extension.add_probes(probes, api)
     routes.include_router(guarded)
-    _add_probes(routes, api)
+    routes.include_router(probes)
     _add_error_handlers(routes)
     app: ASGIApp = routes
     for extension in api.extensions:
         app = extension.wrap(app)
-    return RequestMiddleware(app, (api.metrics.count_request, *overridden(api.extensions, "on_end")))
+    return RequestMiddleware(app, overridden(api.extensions, "on_end"))
 
 
 def _add_openai_routes(router: fastapi.APIRouter, api: Api) -> None:
@@ -234,23 +241,24 @@ def _add_openai_routes(router: fastapi.APIRouter, api: Api) -> None:
         return Json(model_card())
 
 
-def _add_probes(app: FastAPI, api: Api) -> None:
-    @app.api_route("/health", methods=GET_OR_HEAD)
+def _add_probes(router: fastapi.APIRouter, api: Api) -> None:
+    checks = overridden(api.extensions, "check_health")
+
+    def check_healthy() -> None:
+        api.dispatcher.check_open()
+        for check in checks:
+            check()
+
+    @router.api_route("/health", methods=GET_OR_HEAD)
     async def health() -> Response:
-        api.dispatcher.check_healthy()
+        check_healthy()
         return Json({"status": "ok"})
 
-    @app.api_route("/ready", methods=GET_OR_HEAD)
+    @router.api_route("/ready", methods=GET_OR_HEAD)
     async def ready() -> Response:
-        api.dispatcher.check_healthy()
+        check_healthy()
         api.dispatcher.check_open(1)
         return Json({"status": "ready"})
-
-    @app.api_route("/metrics", methods=GET_OR_HEAD)
-    async def read_metrics() -> Response:
-        stats = await api.dispatcher.stats()
-        texts = [api.metrics.text(api.dispatcher, stats), *(each.metrics(stats) for each in api.extensions)]
-        return Response(b"".join(texts), media_type="text/plain; version=0.0.4")
 
 
 def _add_error_handlers(app: FastAPI) -> None:

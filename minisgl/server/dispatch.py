@@ -42,10 +42,6 @@ from minisgl.server.errors import ApiError
 
 R = TypeVar("R", bound=Message)
 State = Literal["starting", "ready", "draining", "dead"]
-PING_SECONDS = 1.0
-"""Seconds between two pings of each worker."""
-MAX_UNANSWERED = 20
-"""Number of pings that a worker may leave without an answer, as in a long step, before ``/health`` answers 503."""
 DISPLACED = (
     "The server has too many open requests (server.max_queued), of which this client or this request had more than its "
     "share: try again later, or with fewer prompts or a smaller n."
@@ -133,9 +129,12 @@ class Dispatcher:
         self._tokenizers = [Push(self._context, address) for address in addresses.tokenizers]
         self._scheduler = Push(self._context, addresses.scheduler)
         self._detokenizer = Push(self._context, addresses.detokenizer)
-        self._followers = [Push(self._context, address) for address in addresses.followers]
-        self.unanswered: dict[str, int] = {}  # name of a worker -> the number of pings since its last answer
-        self._dropped: dict[str, int] = {}  # name of a worker -> the number of messages that it dropped
+        self._workers = {"scheduler-0": self._scheduler, "detokenizer": self._detokenizer}  # by their names
+        followers = enumerate(addresses.followers, 1)
+        self._workers |= {f"scheduler-{rank}": Push(self._context, address) for rank, address in followers}
+        if addresses.detokenizer not in addresses.tokenizers:
+            self._workers |= {f"tokenizer-{i}": push for i, push in enumerate(self._tokenizers)}
+        self._pings: dict[str, asyncio.Future[Pong]] = {}  # name of a worker -> its answer, until it comes
         self._uids = itertools.count(1)
         self._next_tokenizer = itertools.cycle(range(len(self._tokenizers)))
         self._requests: dict[int, tuple[Stream, int]] = {}  # uid of an open request -> its stream and index
@@ -165,9 +164,14 @@ class Dispatcher:
         return 0 if self.spec is None else self.spec.max_tokens_per_request
 
     @property
-    def dropped(self) -> dict[str, int]:
-        """The number of messages that each process dropped because they were no messages, by the process's name."""
-        return {"api": self._inbox.num_dropped, **self._dropped}
+    def num_dropped(self) -> int:
+        """The number of messages that this process dropped because they were no messages."""
+        return self._inbox.num_dropped
+
+    @property
+    def workers(self) -> Sequence[str]:
+        """The names of the worker processes that have a socket here."""
+        return list(self._workers)
 
     def begin(self, spec: EngineSpec) -> None:
         """Accept requests from now on. The launcher calls this when every worker is ready."""
@@ -273,23 +277,6 @@ class Dispatcher:
         if open_uids:
             self._tokenizers[stream.tokenizer].send(Abort(open_uids))
 
-    def ping(self, workers: Sequence[str]) -> None:
-        """Ask every worker process for a sign of life, and count the question for each of ``workers``, their names.
-
-        The count is back at 0 when the worker answers.
-        """
-        for worker in workers:
-            self.unanswered[worker] = self.unanswered.get(worker, 0) + 1
-        for push in (self._scheduler, *self._followers, self._detokenizer, *self._tokenizers):
-            push.send(Ping())
-
-    def check_healthy(self) -> None:
-        """Raise `ApiError` (503) unless the server is ready and every worker answers the pings of the launcher."""
-        self.check_open()
-        silent = [worker for worker, times in self.unanswered.items() if times > MAX_UNANSWERED]
-        if silent:
-            raise ApiError(503, f"No answer for {MAX_UNANSWERED * PING_SECONDS:g} s from: {', '.join(silent)}.")
-
     def fail(self, message: str, status: int = 500) -> None:
         """End every open request and every pending query with an error."""
         for uid in list(self._requests):
@@ -313,6 +300,17 @@ class Dispatcher:
     async def stats(self) -> Stats:
         """Ask the scheduler for its counts, which it reads between two steps. Raise `ApiError` (503)."""
         return await self._query(self._scheduler, GetStats, Stats)
+
+    def ping(self, worker: str) -> asyncio.Future[Pong]:
+        """Ask a worker process, by its name, for a sign of life. The result has no end if the worker does not answer.
+
+        It is shared: wait for it with `asyncio.wait`, which never cancels it.
+        """
+        answer = self._pings.get(worker)
+        if answer is None:
+            answer = self._pings[worker] = asyncio.get_running_loop().create_future()
+            self._workers[worker].send(Ping())
+        return answer
 
     async def _query(self, to: Push, query: Callable[[int], Message], kind: type[R]) -> R:
         """Send ``query(uid)`` with a new uid to a worker, and return the worker's reply, which is of type ``kind``."""
@@ -352,8 +350,9 @@ class Dispatcher:
                 future = self._queries.get(uid)
                 if future is not None and not future.done():
                     future.set_result(message)
-            case Pong(worker=worker, num_dropped=num_dropped):
-                self.unanswered[worker], self._dropped[worker] = 0, num_dropped
+            case Pong(worker=worker):
+                if worker in self._pings:
+                    self._pings.pop(worker).set_result(message)
             case _:
                 raise TypeError(f"the API server got a {type(message).__name__}")
 

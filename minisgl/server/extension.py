@@ -32,7 +32,7 @@ FOLDER = "minisgl.plugins.http"
 """The package of the shipped extensions."""
 CORE_OPTIONS = frozenset(
     {"host", "port", "tokenizers", "api_key", "served_model_name", "max_queued", "max_body", "drain_timeout",
-     "watchdog", "request_timeout", "extensions"}
+     "request_timeout", "extensions"}
 )  # fmt: skip
 """The options of `ServerConfig` that work without an extension."""
 
@@ -66,6 +66,12 @@ class HttpExtension:
         A request to a route of ``router`` needs the API key, if there is one. ``api`` parses bodies, submits requests
         and makes responses.
         """
+
+    def add_probes(self, router: APIRouter, api: Api) -> None:
+        """Add routes for programs that watch the server: they need no API key. Called once."""
+
+    def check_health(self) -> None:
+        """Raise `ApiError` if the server is not healthy: ``/health`` and ``/ready`` then answer with it."""
 
     def wrap(self, app: ASGIApp) -> ASGIApp:
         """Return an ASGI application around ``app``, all routes of the server. Called once."""
@@ -107,7 +113,10 @@ class HttpExtension:
         """Observe an HTTP request whose response has ended."""
 
     def metrics(self, stats: Stats) -> bytes:
-        """Return metrics in Prometheus' text format, for ``GET /metrics``. ``stats`` are the scheduler's counts."""
+        """Return metrics in Prometheus' text format, which the extension ``metrics`` adds to its own.
+
+        ``stats`` are the scheduler's counts.
+        """
         return b""
 
 

@@ -25,9 +25,8 @@ from minisgl.models.generation_config import default_sampling_params
 from minisgl.models.resolve import resolve_model
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.server.app import Api, create_app
-from minisgl.server.dispatch import PING_SECONDS, Dispatcher
+from minisgl.server.dispatch import Dispatcher
 from minisgl.server.extension import check_options, load_extensions
-from minisgl.server.request_record import Metrics
 from minisgl.server.worker_pool import Worker, WorkerPool
 from minisgl.server.worker_process import SIGNALS
 
@@ -73,8 +72,8 @@ class Launcher:
         worker_pool: WorkerPool,
         listener: socket.socket,
     ):
-        self._config, self._plugin_manager, self._addresses = config, manager, addresses
-        self._worker_pool, self._listener = worker_pool, listener
+        self._config, self.plugin_manager, self._addresses = config, manager, addresses
+        self.worker_pool, self._listener = worker_pool, listener
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
         self._extensions = load_extensions(config, manager)
         check_options(config.server, self._extensions)
@@ -87,21 +86,16 @@ class Launcher:
                 continue  # nohup: the server goes on when its terminal is closed
             loop.add_signal_handler(number, self._events.put_nowait, _Event("signal", signal=number))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        for worker in self._worker_pool.workers:
+        for worker in self.worker_pool.workers:
             for descriptor in (worker.pipe.fileno(), worker.process.sentinel):
                 loop.add_reader(descriptor, self._on_worker_event, worker, descriptor)
         self._dispatcher = Dispatcher(self._addresses, self._config.server.max_queued)
-        self._metrics = Metrics(self._plugin_calls)
         self._serve_http()
         try:
             status = await self._wait_until_ready()
             if status is None:
                 self._begin_serving()
-                work = (self._watch(self._config.server.watchdog), self._ping())
-                tasks = [asyncio.create_task(each) for each in work]
                 status = await self._wait_until_end()
-                for task in tasks:
-                    task.cancel()
             return status
         finally:
             self._http.should_exit = True
@@ -119,19 +113,9 @@ class Launcher:
             asyncio.get_running_loop().remove_reader(descriptor)
         self._events.put_nowait(_Event("worker"))
 
-    def _plugin_calls(self) -> Iterator[tuple[str, str, str, str, str, int]]:
-        """Yield the call counts of the plugins that are not built in.
-
-        An item is: process, plugin name, path, SHA-256, hook or method, number of calls.
-        """
-        yield from (("api", *call) for call in self._plugin_manager.call_counts())
-        for worker in self._worker_pool.workers:
-            if worker.plugin_calls is not None:
-                yield from ((worker.role, *call) for call in worker.plugin_calls.calls)
-
     def _serve_http(self) -> None:
         defaults = default_sampling_params(self._config, resolve_model(self._config.model))
-        self._api = Api(self._config, self._dispatcher, self._metrics, self._extensions, defaults)
+        self._api = Api(self._config, self._dispatcher, self._extensions, defaults, self)
         options: dict[str, Any] = {
             "log_config": None,  # uvicorn's loggers use the handler of setup_logging
             "access_log": False,  # minisgl.plugins.http.access_log writes another one
@@ -153,11 +137,11 @@ class Launcher:
 
         Raise `ConfigError` if a worker reports a wrong option.
         """
-        while not all(worker.ready for worker in self._worker_pool.workers) or not self._http.started:
+        while not all(worker.ready for worker in self.worker_pool.workers) or not self._http.started:
             event = await self._events.get()
             if event.kind == "signal":
                 return _status_of(event.signal)
-            if dead := self._worker_pool.dead():
+            if dead := self.worker_pool.dead():
                 failed = dead[0].failed
                 if failed is not None and failed.options:
                     raise ConfigError(failed.message)
@@ -167,15 +151,9 @@ class Launcher:
 
     def _begin_serving(self) -> None:
         """Let requests in, and print the server's URL."""
-        leader = self._worker_pool.workers[0].ready
+        leader = self.worker_pool.workers[0].ready
         assert leader is not None
         assert leader.spec is not None
-        plugins = [(plugin.name, str(plugin.path), plugin.sha256) for plugin in self._plugin_manager.plugins]
-        self._metrics.add_process("api", os.getpid(), plugins)
-        for worker in self._worker_pool.workers:
-            assert worker.ready is not None
-            assert worker.process.pid is not None
-            self._metrics.add_process(worker.role, worker.process.pid, worker.ready.plugins)
         self._dispatcher.begin(leader.spec)
         self._listener.listen(LISTEN)  # `minisgl.plugins.http.connections` lets uvicorn set a smaller number
         for extension in self._extensions:
@@ -190,7 +168,7 @@ class Launcher:
     async def _wait_until_end(self) -> int:
         """Serve until a signal arrives, or a worker or the HTTP server ends. Return the exit status."""
         while True:
-            if any(worker.asks_to_drain for worker in self._worker_pool.workers):
+            if any(worker.asks_to_drain for worker in self.worker_pool.workers):
                 return await self._drain(on_request=True)
             event = await self._events.get()
             if event.kind == "signal":
@@ -198,39 +176,12 @@ class Launcher:
             if status := await self._stop_if_worker_died():
                 return status
 
-    async def _ping(self) -> None:
-        """Ping all workers, every `PING_SECONDS`, and kill a worker that answers none of the pings for too long.
-
-        Too long is the time of ``server.watchdog``, counted in pings, so that the time while the machine is suspended
-        does not count. With 0, kill none. ``/health`` reads the counts.
-        """
-        limit = self._config.server.watchdog
-        while True:
-            for worker in self._worker_pool.workers:
-                if limit and self._dispatcher.unanswered.get(worker.role, 0) * PING_SECONDS > max(limit, PING_SECONDS):
-                    self._worker_pool.kill_hung(
-                        worker, f"it answered no ping for {limit:g} s and was killed (server.watchdog={limit:g})"
-                    )
-                    self._events.put_nowait(_Event("worker"))
-                    return
-            self._dispatcher.ping([worker.role for worker in self._worker_pool.workers])
-            await asyncio.sleep(PING_SECONDS)
-
-    async def _watch(self, seconds: float) -> None:
-        """Watch all heartbeats, and kill a worker whose heartbeat stops for ``seconds``. With 0, watch none."""
-        if seconds:
-            await asyncio.gather(*(self._watch_one(worker, seconds) for worker in self._worker_pool.workers))
-
-    async def _watch_one(self, worker: Worker, seconds: float) -> None:
-        if worker.heartbeat is not None:
-            await worker.heartbeat.wait_until_hung(seconds)
-            unit = "step" if worker.is_rank else "message"
-            self._worker_pool.kill_hung(
-                worker,
-                f"it was stuck in one {unit} for {seconds:g} s and was killed (server.watchdog={seconds:g}: if a "
-                f"{unit} may take longer, set a larger number of seconds; 0 switches the watchdog off)",
-            )
-            self._events.put_nowait(_Event("worker"))
+    def kill_hung(self, role: str, why: str) -> None:
+        """Kill the worker ``role``, which hangs, and end the server with the reason ``why``."""
+        for worker in self.worker_pool.workers:
+            if worker.role == role:
+                self.worker_pool.kill_hung(worker, why)
+                self._events.put_nowait(_Event("worker"))
 
     async def _drain(self, on_request: bool = False) -> int:
         """Refuse new requests, wait until the open requests have finished, and end the server: after SIGTERM or SIGHUP.
@@ -278,8 +229,8 @@ class Launcher:
         Return 1 if a worker has failed meanwhile, such as in the hook `minisgl_closed`, and otherwise 0.
         """
         self._dispatcher.stop()
-        await asyncio.to_thread(self._worker_pool.join, SHUTDOWN_GRACE_SECONDS)
-        failed = [worker for worker in self._worker_pool.dead() if worker.failed is not None]
+        await asyncio.to_thread(self.worker_pool.join, SHUTDOWN_GRACE_SECONDS)
+        failed = [worker for worker in self.worker_pool.dead() if worker.failed is not None]
         for worker in failed:
             log.error("%s failed at its end: %s", worker.role, worker.exit_reason)
         return 1 if failed else 0
@@ -289,14 +240,14 @@ class Launcher:
 
         Every open request fails with the reason. ``/health`` answers 503 for `UNHEALTHY_GRACE_SECONDS`.
         """
-        dead = self._worker_pool.dead()
+        dead = self.worker_pool.dead()
         if not dead and not self._http_task.done():
             return 0
         cause = f"{dead[0].role} died: {dead[0].exit_reason}" if dead else "the HTTP server ended"
         self._dispatcher.state, self._dispatcher.reason = "dead", f"The server can't go on: {cause}"
         self._dispatcher.fail(self._dispatcher.reason, 503)
         log.error("%s", cause)
-        await asyncio.gather(asyncio.to_thread(self._worker_pool.kill), asyncio.sleep(UNHEALTHY_GRACE_SECONDS))
+        await asyncio.gather(asyncio.to_thread(self.worker_pool.kill), asyncio.sleep(UNHEALTHY_GRACE_SECONDS))
         return 1
 
 

@@ -41,7 +41,7 @@ from minisgl.plugin_manager.manager import PluginManager, decode_config, early_o
 from minisgl.scheduler.build import build_scheduler
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.server.errors import refusal
-from minisgl.server.worker_process import Heartbeat, Ready, Report
+from minisgl.server.worker_process import Ready, Report
 from minisgl.tokenizer.detokenizer import PROMPT_TAIL_TOKENS
 from minisgl.tokenizer.tokenizer import build_tokenizer
 from minisgl.utils.heap import trim_heap
@@ -59,13 +59,11 @@ TRIM_IDLE_SECONDS = 1.0
 """Seconds without work after which rank 0 returns the heap's free memory to the operating system."""
 
 
-def run_rank(
-    report: Report, addresses: Addresses, encoded: bytes, rank: int, rendezvous: str, heartbeat: Heartbeat | None
-) -> None:
+def run_rank(report: Report, addresses: Addresses, encoded: bytes, rank: int, rendezvous: str) -> None:
     """Run one rank until the server ends. This is the ``body`` argument of `worker_main`.
 
     ``encoded`` is the config, encoded by `encode_config`. ``rendezvous`` is the address (host:port) at which the ranks'
-    communicators connect; empty if tp is 1. ``heartbeat`` is None for the ranks from 1 on.
+    communicators connect; empty if tp is 1.
     """
     with started_early(early_of(encoded), *options_of(encoded, "device", "tp")):  # before the plugins import torch
         manager = PluginManager.load(plugins_of(encoded))
@@ -74,25 +72,22 @@ def run_rank(
 
         engine = build_engine(config, manager, rank, config.tp, rendezvous)
     context = zmq.Context()
-    ready = begin_reports(report, manager, engine)
-    if heartbeat is not None:
+    if rank == 0:
         if addresses.followers:
             engine.peers = LocalRanks(context, addresses)
-        run_leader(report, ready, addresses, context, config, manager, engine, heartbeat)
+        run_leader(report, addresses, context, config, manager, engine)
     else:
         inbox = Pull(context, addresses.followers[rank - 1])
-        report.send(ready)
-        follow(engine, _next_step(inbox, Push(context, addresses.api), f"scheduler-{rank}"))
+        report.send(ready(manager, engine))
+        follow(engine, _next_step(inbox, Push(context, addresses.api), f"scheduler-{rank}", manager))
     # This line is reached only if no error occurred. After an error the engine is not closed, because closing could
     # wait for a rank that has died. Rank 0's engine tells the other ranks to end.
     engine.close()
     context.destroy(linger=500)
 
 
-def begin_reports(report: Report, manager: PluginManager, engine: TorchEngine) -> Ready:
-    """Start the reports of plugin calls, if there are any, and return the report that this rank is ready."""
-    if manager.calls:
-        report.keep_sending(manager.call_counts)
+def ready(manager: PluginManager, engine: TorchEngine) -> Ready:
+    """Return the report that this rank is ready."""
     return Ready([(plugin.name, str(plugin.path), plugin.sha256) for plugin in manager.plugins], engine.spec)
 
 
@@ -112,13 +107,13 @@ class LocalRanks(Peers):
         self.send(END)
 
 
-def _next_step(inbox: Pull, to_api: Push, role: str) -> Callable[[], bytes | None]:
+def _next_step(inbox: Pull, to_api: Push, role: str, manager: PluginManager) -> Callable[[], bytes | None]:
     """Return the argument of `follow`: a function that waits for the next step, and meanwhile answers each `Ping`."""
     ping = Ping().encode()
 
     def receive() -> bytes | None:
         while (data := inbox.receive_bytes()) == ping:
-            to_api.send(Pong(role))
+            to_api.send(Pong(role, inbox.num_dropped, manager.call_counts()))
         return data or None
 
     return receive
@@ -126,13 +121,11 @@ def _next_step(inbox: Pull, to_api: Push, role: str) -> Callable[[], bytes | Non
 
 def run_leader(
     report: Report,
-    ready: Ready,
     addresses: Addresses,
     context: zmq.Context[zmq.Socket[bytes]],
     config: Config,
     manager: PluginManager,
     engine: TorchEngine,
-    heartbeat: Heartbeat,
 ) -> None:
     """Run rank 0: schedule requests until a `Stop` message arrives."""
     manager.load_built_in("observer", "metrics")  # for `GET /metrics`
@@ -145,11 +138,11 @@ def run_leader(
         to_api=Push(context, addresses.api).send,
         to_detokenizer=Push(context, addresses.detokenizer).send,
         metrics=manager.metrics,
-        heartbeat=heartbeat,
+        calls=manager.call_counts,
     )
     gc.collect()
     gc.freeze()  # the objects of the model and the engine live until the process ends: exclude them from collections
-    report.send(ready)
+    report.send(ready(manager, engine))
     try:
         loop.run()
         scheduler.close()
@@ -176,11 +169,11 @@ class SchedulerLoop:
         to_api: Callable[[Message], None],
         to_detokenizer: Callable[[Message], None],
         metrics: Callable[[], list[str]],
-        heartbeat: Heartbeat,
+        calls: Callable[[], list[tuple[str, str, str, str, int]]] = list,
     ):
         self._scheduler, self._inbox = scheduler, inbox
         self._to_api, self._to_detokenizer, self._metrics = to_api, to_detokenizer, metrics
-        self._heartbeat = heartbeat
+        self._calls = calls
         self._new_requests: list[NewRequest] = []
         self._stopped = False
         self._trimmed = True  # no step ran since the heap was trimmed
@@ -190,14 +183,11 @@ class SchedulerLoop:
         """Run until a `Stop` message arrives. Wait for messages only if the scheduler has no work."""
         while not self._stopped:
             if idle := not self._scheduler.has_work:
-                self._heartbeat.idle()
                 self._trim_when_idle()
             else:
                 self._scheduler.read_verification()
             for message in self._inbox.drain(block=idle):
-                self._heartbeat.beat()
                 self._handle(message)
-            self._heartbeat.beat()
             if self._new_requests:
                 self._to_api(Accepted([req.uid for req in self._new_requests]))
             output = Output()
@@ -207,7 +197,6 @@ class SchedulerLoop:
             if self._new_requests or output:
                 self._to_detokenizer(Outputs(self._new_requests, output))
                 self._new_requests = []
-        self._heartbeat.idle()
 
     def _trim_when_idle(self) -> None:
         """Trim the heap, once after the last step, if no step follows for `TRIM_IDLE_SECONDS`.
@@ -233,7 +222,7 @@ class SchedulerLoop:
                 values = {name: float(value) for name, value in self._scheduler.stats().items()}
                 self._to_api(Stats(uid, values, "".join(self._metrics())))
             case Ping():
-                self._to_api(Pong(LEADER, self._inbox.num_dropped))
+                self._to_api(Pong(LEADER, self._inbox.num_dropped, self._calls()))
             case Stop():
                 self._stopped = True
             case _:

@@ -48,7 +48,7 @@ from minisgl.message.messages import AnyMessage
 from minisgl.plugin_manager.manager import PluginManager, decode_part, options_of, plugins_of
 from minisgl.server.errors import refusal
 from minisgl.server.protocol import check_chat_size, check_num_ids
-from minisgl.server.worker_process import Heartbeat, Ready, Report
+from minisgl.server.worker_process import Ready, Report
 from minisgl.tokenizer.detokenizer import Detokenizer
 from minisgl.tokenizer.tokenizer import Tokenizer, build_tokenizer
 
@@ -70,7 +70,6 @@ def run_text_process(
     model: str,
     encoded: bytes,
     role: str,
-    heartbeat: Heartbeat,
 ) -> None:
     """Run a tokenizer process or the detokenizer process until a `Stop` message arrives.
 
@@ -96,14 +95,11 @@ def run_text_process(
     report.send(Ready())
     running = True
     while running:
-        heartbeat.idle()
         message = messages.receive()
-        heartbeat.beat()
         if isinstance(message, Ping):
             to_api.send(Pong(role, pull.num_dropped))
         else:
             running = worker.handle(message)
-    heartbeat.idle()
     context.destroy(linger=0)
 
 

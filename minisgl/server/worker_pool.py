@@ -26,8 +26,6 @@ from minisgl.server.worker_process import (
     STACK_DUMP_SIGNAL,
     DrainRequest,
     Failed,
-    Heartbeat,
-    PluginCalls,
     Ready,
     read_report,
     worker_main,
@@ -41,18 +39,16 @@ log = logging.getLogger(__name__)
 class Worker:
     """One worker process, and its last report of each kind.
 
-    ``role`` is ``scheduler-<rank>``, ``detokenizer`` or ``tokenizer-<i>``. ``heartbeat`` is None for the ranks from 1
-    on. ``pipe_closed``: the worker has closed its end of the pipe. ``hung``: the worker hung and was killed.
-    ``asks_to_drain``: the worker asks that the server drains.
+    ``role`` is ``scheduler-<rank>``, ``detokenizer`` or ``tokenizer-<i>``. ``pipe_closed``: the worker has closed its
+    end of the pipe. ``hung``: the worker hung and was killed. ``asks_to_drain``: the worker asks that the server
+    drains.
     """
 
     role: str
     process: BaseProcess
     pipe: Connection
-    heartbeat: Heartbeat | None = None
     ready: Ready | None = None
     failed: Failed | None = None
-    plugin_calls: PluginCalls | None = None
     pipe_closed: bool = False
     hung: bool = False
     asks_to_drain: bool = False
@@ -64,8 +60,6 @@ class Worker:
                 match message:
                     case Ready():
                         self.ready = message
-                    case PluginCalls():
-                        self.plugin_calls = message
                     case DrainRequest():
                         self.asks_to_drain = True
                     case _:
@@ -102,7 +96,7 @@ class Worker:
 class OnlyRank0:
     """How a server runs whose other ranks are started by another program.
 
-    ``run`` is the body of rank 0's process, and gets ``place`` as its last argument before the heartbeat.
+    ``run`` is the body of rank 0's process, and gets ``place`` as its last argument.
     ``watch_parent`` runs in a thread of the API server, and signals it to drain when the other program has ended.
     ``end_status`` is the server's exit status after a clean end.
     """
@@ -141,7 +135,7 @@ class WorkerPool:
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             for rank in range(tp if only_rank_0 is None else 0):
-                self._start(f"scheduler-{rank}", run_rank, addresses, config, rank, rendezvous, watched=rank == 0)
+                self._start(f"scheduler-{rank}", run_rank, addresses, config, rank, rendezvous)
             if only_rank_0 is not None:
                 self._start("scheduler-0", only_rank_0.run, addresses, config, only_rank_0.place)
             self._start("detokenizer", run_text_process, addresses, addresses.detokenizer, model, config, "detokenizer")
@@ -151,16 +145,13 @@ class WorkerPool:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
-    def _start(
-        self, role: str, body: Callable[..., None], addresses: Addresses, *args: Any, watched: bool = True
-    ) -> None:
+    def _start(self, role: str, body: Callable[..., None], addresses: Addresses, *args: Any) -> None:
         ours, theirs = self._context.Pipe(duplex=False)
-        heartbeat = Heartbeat(self._context) if watched else None
-        args = (role, self._log_options, body, theirs, addresses, *args, heartbeat)
+        args = (role, self._log_options, body, theirs, addresses, *args)
         process = self._context.Process(target=worker_main, args=args, name=f"minisgl-{role}")
         process.start()
         theirs.close()
-        self.workers.append(Worker(role, process, ours, heartbeat))
+        self.workers.append(Worker(role, process, ours))
 
     def dead(self) -> list[Worker]:
         """Return the workers that have ended, the most informative first.

@@ -1,13 +1,11 @@
 """The parts that all worker processes of a server share: `worker_main`, and the reports to the launcher.
 
-A worker process reports when it is ready, and the reason if it fails. Its heartbeat shows whether it hangs. It ignores
-SIGINT, SIGTERM and SIGHUP, which the launcher handles. It exits when the launcher exits, even one that was killed
-(promise 10).
+A worker process reports when it is ready, and the reason if it fails. It ignores SIGINT, SIGTERM and SIGHUP, which the
+launcher handles. It exits when the launcher exits, even one that was killed (promise 10).
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import faulthandler
 import logging
@@ -19,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import BaseContext
 from typing import Any
 
 import msgspec
@@ -40,8 +37,6 @@ TRACEBACK_DELAY_SECONDS = 0.2
 If this worker failed only because another process died, the launcher kills this worker within that time. The log then
 has only the message about the process that died first.
 """
-PLUGIN_CALLS_INTERVAL_SECONDS = 0.25
-"""Seconds between two checks whether a worker's plugin call counts have changed; changed counts are reported."""
 STACK_DUMP_SIGNAL = signal.SIGUSR1
 """The signal at which a worker writes its stack to standard error, even while a C call keeps the interpreter busy."""
 
@@ -67,17 +62,11 @@ class Failed(msgspec.Struct, tag=True, array_like=True):
     options: bool = False
 
 
-class PluginCalls(msgspec.Struct, tag=True, array_like=True):
-    """The report of a worker's plugin calls so far: plugin name, path, SHA-256, hook or method, number of calls."""
-
-    calls: list[tuple[str, str, str, str, int]]
-
-
 class DrainRequest(msgspec.Struct, tag=True, array_like=True):
     """The report that another rank's process was asked to end: the server drains."""
 
 
-ReportMessage = Ready | Failed | PluginCalls | DrainRequest
+ReportMessage = Ready | Failed | DrainRequest
 
 
 class Report:
@@ -93,22 +82,6 @@ class Report:
         with self._lock, contextlib.suppress(OSError):  # the launcher has exited, and this process exits with it
             self._pipe.send_bytes(msgspec.msgpack.encode(message))
 
-    def keep_sending(self, calls: Callable[[], list[tuple[str, str, str, str, int]]]) -> None:
-        """Start a thread that sends ``calls()`` as `PluginCalls` whenever its value has changed.
-
-        The thread compares the value every `PLUGIN_CALLS_INTERVAL_SECONDS` seconds.
-        """
-
-        def send_changes() -> None:
-            sent = calls()
-            while True:
-                time.sleep(PLUGIN_CALLS_INTERVAL_SECONDS)
-                if (now := calls()) != sent:
-                    self.send(PluginCalls(now))
-                    sent = now
-
-        threading.Thread(target=send_changes, name="plugin-calls", daemon=True).start()
-
 
 def read_report(pipe: Connection) -> ReportMessage | None:
     """Return the worker's next report, or None if no report has arrived. The launcher calls this.
@@ -116,43 +89,6 @@ def read_report(pipe: Connection) -> ReportMessage | None:
     Raise EOFError if the worker has closed its end of the pipe.
     """
     return msgspec.msgpack.decode(pipe.recv_bytes(), type=ReportMessage) if pipe.poll() else None
-
-
-class Heartbeat:
-    """One number in shared memory, by which the launcher notices a worker that is alive but stuck.
-
-    The worker calls `beat` and `idle`, and the launcher waits in `wait_until_hung`. The ranks from 1 on have no
-    heartbeat: if one of them hangs, rank 0 soon waits for it in a collective, and rank 0's heartbeat stops. There is no
-    lock and no message: the child writes a number, which costs 0.1 µs, and the launcher reads it from time to time. The
-    heartbeat reaches the child as an argument of its process.
-    """
-
-    def __init__(self, context: BaseContext):
-        self._shared = context.RawValue("Q", 0)  # 0: the child is idle, as it is from its start to its first message
-        self._beats = 0  # every beat writes a new number, so that two short units of work never look like one long one
-
-    def beat(self) -> None:
-        """Report that a unit of work (a step, a message) begins, and any earlier one is done. The child calls this."""
-        self._beats += 1
-        self._shared.value = self._beats
-
-    def idle(self) -> None:
-        """Report that the child now waits for a message, for any length of time. The child calls this."""
-        self._shared.value = 0
-
-    async def wait_until_hung(self, seconds: float) -> None:
-        """Return once ``seconds`` have passed since the child's last beat without a new beat and without `idle`.
-
-        The time is counted in sleeps of the launcher's event loop, not read off a clock. So the time while the machine
-        is suspended, or while the launcher itself gets no CPU time, does not count.
-        """
-        interval = min(1.0, seconds / 10)
-        last_seen, unchanged = 0, 0
-        while unchanged * interval < seconds:
-            await asyncio.sleep(interval)
-            now = self._shared.value
-            unchanged = unchanged + 1 if now and now == last_seen else 0
-            last_seen = now
 
 
 def worker_main(

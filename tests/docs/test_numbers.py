@@ -8,15 +8,9 @@ from pathlib import Path
 from minisgl.chapters.lab.box import answer_lines
 from minisgl.chapters.lab.catalog import labs
 from minisgl.chapters.site.diagrams import mask, ring
-from minisgl.server.worker_process import PLUGIN_CALLS_INTERVAL_SECONDS
 from minisgl.trace.events import VERSION
 
 ROOT = Path(__file__).parents[2]
-
-
-def test_interval_of_plugin_call_counts() -> None:
-    text = (ROOT / "chapters/00_start/index.md").read_text()
-    assert PLUGIN_CALLS_INTERVAL_SECONDS == 1 / 4 and "report their counts four times a second" in text
 
 
 def test_masks_fit_on_a_phone() -> None:

@@ -16,12 +16,12 @@ import zmq
 
 from minisgl.config import Config, ServerConfig
 from minisgl.core import EngineSpec, Finished
-from minisgl.message import Abort, Accepted, Addresses, Delta, GetStats, Pull, Push, Replies, Stats, Submit
+from minisgl.message import Abort, Accepted, Addresses, Delta, GetStats, Ping, Pong, Pull, Push, Replies, Stats, Submit
 from minisgl.server import protocol
 from minisgl.server.app import Api, create_app
 from minisgl.server.dispatch import Dispatcher
 from minisgl.server.extension import HttpExtension, load_extensions
-from minisgl.server.request_record import Metrics, RequestRecord
+from minisgl.server.request_record import RequestRecord
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.serving import Server
 
@@ -89,9 +89,13 @@ class AppServer:
         self.dispatcher = Dispatcher(self._addresses, 100)
         self._tokenizer = Pull(self._context, self._addresses.tokenizers[0])
         self._scheduler = Pull(self._context, self._addresses.scheduler)
+        self._detokenizer = Pull(self._context, self._addresses.detokenizer)
+        self._inboxes = {
+            "tokenizer-0": self._tokenizer, "scheduler-0": self._scheduler, "detokenizer": self._detokenizer
+        }  # fmt: skip
         self._api = Push(self._context, self._addresses.api)
         self.dispatcher.begin(self.SPEC)
-        api = Api(config, self.dispatcher, Metrics(), extensions, defaults)
+        api = Api(config, self.dispatcher, extensions, defaults)
         for extension in extensions:
             extension.begin(api)
         self.app = create_app(api)
@@ -103,8 +107,11 @@ class AppServer:
     async def work(self) -> None:
         """Act as the worker processes."""
         while True:
-            for message in [*self._tokenizer.drain(block=False), *self._scheduler.drain(block=False)]:
-                if isinstance(message, Submit):
+            arrived = [(name, message) for name, inbox in self._inboxes.items() for message in inbox.drain(block=False)]
+            for name, message in arrived:
+                if isinstance(message, Ping):
+                    self._api.send(Pong(name))
+                elif isinstance(message, Submit):
                     self.submitted.append(message)
                     self._api.send(Accepted(message.uids))
                     if not self.silent:

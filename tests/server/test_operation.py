@@ -54,7 +54,7 @@ def test_every_response_has_the_request_id(run_app: RunApp) -> None:
                 await client.post("/v1/completions", json={**BODY, "stream": True}),
                 await client.post("/v1/chat/completions", json=CHAT),
             ]
-            server.dispatcher.check_healthy = None  # a bug in a route
+            server.dispatcher.check_open = None  # a bug in a route
             replies.append(await client.get("/health"))
         assert [reply.status_code for reply in replies] == [200, 404, 405, 400, 413, 200, 200, 200, 500]
         assert {reply.headers.get("x-request-id") for reply in replies} == {"abc-1"}
@@ -84,7 +84,7 @@ def test_connection_is_closed_after_a_500(run_app: RunApp, caplog: pytest.LogCap
     """The traceback is logged once, with the request's id, and the 500 is counted."""
 
     async def test(server: Any) -> None:
-        server.dispatcher.check_healthy = None
+        server.dispatcher.check_open = None
         async with server.client() as client:
             reply = await client.get("/health", headers={"X-Request-Id": "broken"})
             assert (reply.status_code, reply.headers["connection"]) == (500, "close")
@@ -141,7 +141,7 @@ def test_500_ends_the_connection(run_app: RunApp) -> None:
             assert [good.count(b"HTTP/1.1 %d " % status) for status in (200, 404)] == [2, 1]
             assert b"x-request-id: r-1\r\n" in good
             assert b"x-request-id: r-2\r\n" in good
-            server.dispatcher.check_healthy = None
+            server.dispatcher.check_open = None
             reply = await listener.answer(GET % (b"/health", 3) + GET % (b"/metrics", 4))
         assert reply.startswith(b"HTTP/1.1 500 ")
         assert reply.count(b"HTTP/1.1") == 1

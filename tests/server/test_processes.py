@@ -455,6 +455,7 @@ def slow(tiny: Path, tmp_path: Path) -> list[str]:
 
 def test_promise_10_hung_scheduler(slow: list[str]) -> None:
     """A scheduler that hangs in one step is treated as dead, and the log has the stacks of all ranks."""
+    died = "scheduler-0 died: it answered no ping for 2 s and was killed: it was stopped, or stuck in one step"
     with Server(*slow, "tp=2", "scheduler.nap=1000", "scheduler.fast=20") as server:
         began = time.monotonic()
         requests = [Request(server, stream=stream) for stream in (True, False)]
@@ -462,12 +463,12 @@ def test_promise_10_hung_scheduler(slow: list[str]) -> None:
         for request in requests:
             request.join(scaled_timeout(10))
             error = request.error()["message"]
-            assert "scheduler-0 died: it was stuck in one step for 2 s" in error
+            assert died in error
             assert "server.watchdog=2" in error
         assert requests[0].ended - began >= 2.0
         assert health(server) == 503
         assert server.wait(scaled_timeout(5)) == 1
-        assert "scheduler-0 died: it was stuck in one step for 2 s" in server.log()
+        assert died in server.log()
         assert re.search(r'slow.py", line \d+ in plan\n', server.log()), "the log has no stack of the hung policy"
         assert server.log().count("stack of ") == 2  # of all ranks: rank 0 may wait for a rank that hangs
         assert wait_for(lambda: not server.leftovers(), scaled_timeout(1.0)), server.leftovers()
@@ -484,7 +485,9 @@ def test_promise_10_hung_tokenizer(tiny: Path, tmp_path: Path) -> None:
         body = {"messages": [{"role": "user", "content": "hi"}]}
         answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=30)
         assert answer.status_code == 503
-        assert re.search(r"tokenizer-\d died: it was stuck in one message for 2 s", answer.json()["error"]["message"])
+        assert re.search(
+            r"tokenizer-\d died: it answered no ping for 2 s .* stuck in one message", answer.json()["error"]["message"]
+        )
         assert server.wait(scaled_timeout(5)) == 1
         assert server.log().count("stack of ") == 1
         assert "template" in server.log(), "the log has no stack of the hung template"

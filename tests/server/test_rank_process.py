@@ -50,14 +50,6 @@ class OneStepPerMessage:
         return Output()
 
 
-class Beats:
-    """A heartbeat that no process reads."""
-
-    def beat(self) -> None: ...
-
-    def idle(self) -> None: ...
-
-
 @pytest.mark.parametrize(
     ("script", "trims"),
     [
@@ -74,12 +66,8 @@ def test_heap_is_trimmed_once_after_work(
     """An idle rank 0 returns free memory, but not between two requests that follow each other closely."""
     calls: list[None] = []
     monkeypatch.setattr(rank_process, "trim_heap", lambda: calls.append(None))
-    inbox, scheduler, heartbeat = Inbox(script), OneStepPerMessage(), Beats()
-    parts: Any = (scheduler, inbox)
-    beats: Any = heartbeat
-    loop = SchedulerLoop(
-        *parts, to_api=lambda message: None, to_detokenizer=lambda message: None, metrics=list, heartbeat=beats
-    )
+    parts: Any = (OneStepPerMessage(), Inbox(script))
+    loop = SchedulerLoop(*parts, to_api=lambda message: None, to_detokenizer=lambda message: None, metrics=list)
     loop.run()
     assert len(calls) == trims
 
@@ -106,7 +94,6 @@ def test_choices_share_the_prompt() -> None:
         to_api=sent.append,
         to_detokenizer=sent.append,
         metrics=list,
-        heartbeat=Beats(),  # type: ignore[arg-type]
     )
     loop.run()
     assert [(uid, p.seed, p.prompt_logprobs) for uid, _, p in scheduler.added] == [(6, 5, 1), (8, 7, None)]
@@ -146,7 +133,6 @@ def test_requests_that_arrive_during_a_verification_join_the_next_step() -> None
         to_api=lambda message: None,
         to_detokenizer=lambda message: None,
         metrics=list,
-        heartbeat=Beats(),  # type: ignore[arg-type]
     )
     loop.run()
     assert scheduler.calls == ["read", "add", "step"]

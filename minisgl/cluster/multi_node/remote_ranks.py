@@ -34,8 +34,8 @@ from minisgl.config import Config, ConfigError
 from minisgl.engine.ranks import Peers
 from minisgl.message import Addresses
 from minisgl.plugin_manager.manager import PluginManager, decode_config, plugins_of
-from minisgl.server.rank_process import begin_reports, run_leader
-from minisgl.server.worker_process import DrainRequest, Failed, Heartbeat, Report
+from minisgl.server.rank_process import run_leader
+from minisgl.server.worker_process import DrainRequest, Failed, Report
 from minisgl.utils.ports import free_port
 from minisgl.utils.version import __version__
 
@@ -168,13 +168,12 @@ class RemoteRanks(Peers):
             link.close(EndOfSteps())
 
 
-def run_rank_0(report: Report, addresses: Addresses, encoded: bytes, place: Place, heartbeat: Heartbeat | None) -> None:
+def run_rank_0(report: Report, addresses: Addresses, encoded: bytes, place: Place) -> None:
     """Run rank 0 of ranks that torchrun started, until the server ends. It is the ``body`` of `worker_main`.
 
     ``encoded`` is the config, encoded by `encode_config`. The other ranks connect before the engine is built, so that
     the death of a rank is noticed while others wait for it.
     """
-    assert heartbeat is not None
     manager = PluginManager.load(plugins_of(encoded))
     config = decode_config(encoded, manager)
     context = zmq.Context()
@@ -191,10 +190,9 @@ def run_rank_0(report: Report, addresses: Addresses, encoded: bytes, place: Plac
         engine = build_engine(
             config, manager, 0, place.size, rendezvous, local_rank=place.local_rank, local_size=place.local_size
         )
-        ready = begin_reports(report, manager, engine)
         ranks.wait_until_ready()
         engine.peers = ranks
-        run_leader(report, ready, addresses, context, config, manager, engine, heartbeat)
+        run_leader(report, addresses, context, config, manager, engine)
     except Exception:
         time.sleep(CAUSE_SECONDS)
         raise

@@ -1,0 +1,124 @@
+"""The watchdog: which workers count as hung, and which do not."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from minisgl.message import Pong
+from minisgl.plugins.http.watchdog import Watchdog
+from minisgl.server.errors import ApiError
+
+SECONDS = 0.1
+
+
+class Workers:
+    """A dispatcher and a launcher with one worker, which answers pings while ``answers`` is true."""
+
+    workers = ("scheduler-0",)
+
+    def __init__(self, answers: bool):
+        self.answers = answers
+        self.open: asyncio.Future[Pong] | None = None
+        self.killed: list[tuple[str, str]] = []
+        self.dispatcher = self.launcher = self
+
+    def ping(self, worker: str) -> asyncio.Future[Pong]:
+        if self.open is None or self.open.done():
+            self.open = asyncio.get_running_loop().create_future()
+        if self.answers:
+            self.open.set_result(Pong(worker))
+        return self.open
+
+    def kill_hung(self, role: str, why: str) -> None:
+        self.killed.append((role, why))
+
+
+def watch(answers: bool, body: Callable[[Workers], Awaitable[None]], limit: float = SECONDS) -> tuple[Workers, float]:
+    """Watch a worker while ``body`` runs. Return the worker, and the seconds that ``body`` took."""
+
+    async def run() -> tuple[Workers, float]:
+        workers: Any = Workers(answers)
+        watchdog = Watchdog(limit)
+        began = time.monotonic()
+        watchdog.begin(workers)
+        await body(workers)
+        watchdog.close(0)
+        return workers, time.monotonic() - began
+
+    return asyncio.run(run())
+
+
+async def until_killed(workers: Workers) -> None:
+    async with asyncio.timeout(30):
+        while not workers.killed:
+            await asyncio.sleep(SECONDS / 10)
+
+
+async def wait(workers: Workers) -> None:
+    await asyncio.sleep(3 * SECONDS)
+
+
+def test_promise_10_no_answer_is_a_hang() -> None:
+    workers, seconds = watch(False, until_killed)
+    ((role, why),) = workers.killed
+    assert role == "scheduler-0"
+    assert "it answered no ping for 0.1 s and was killed" in why and "server.watchdog=0.1" in why
+    assert seconds >= SECONDS
+
+
+def test_promise_10_answers_are_no_hang() -> None:
+    assert watch(True, wait)[0].killed == []
+
+
+def test_promise_10_late_answers_are_no_hang() -> None:
+    """A worker whose steps are shorter than the limit answers between them."""
+
+    async def slow_steps(workers: Workers) -> None:
+        for _ in range(20):
+            await asyncio.sleep(SECONDS / 4)
+            assert workers.open is not None
+            if not workers.open.done():
+                workers.open.set_result(Pong("scheduler-0"))
+
+    assert watch(False, slow_steps)[0].killed == []
+
+
+def test_promise_10_suspended_time_does_not_count() -> None:
+    """Time in which the watcher's event loop did not run, such as while a laptop is suspended, is not counted."""
+
+    async def suspended(workers: Workers) -> None:
+        await asyncio.sleep(SECONDS / 4)
+        time.sleep(3 * SECONDS)
+        await asyncio.sleep(SECONDS / 4)
+
+    assert watch(False, suspended)[0].killed == []
+
+
+def test_without_a_limit_no_worker_is_killed() -> None:
+    assert watch(False, wait, limit=0)[0].killed == []
+
+
+def test_a_silent_worker_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minisgl.plugins.http.watchdog.UNHEALTHY_SECONDS", 0.0)
+
+    async def run() -> None:
+        workers: Any = Workers(False)
+        watchdog = Watchdog(4 * SECONDS)
+        watchdog.begin(workers)
+        watchdog.check_health()
+        await asyncio.sleep(2 * SECONDS)
+        with pytest.raises(ApiError, match=r"No answer for 0 s from: scheduler-0\."):
+            watchdog.check_health()
+        workers.answers = True
+        workers.open.set_result(Pong("scheduler-0"))
+        workers.open = None
+        await asyncio.sleep(2 * SECONDS)
+        watchdog.check_health()
+        watchdog.close(0)
+
+    asyncio.run(run())
