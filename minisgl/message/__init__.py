@@ -1,75 +1,307 @@
-"""Typed messages between the processes, and the queues that carry them.
+"""The messages between the processes of a server: one struct for each kind of message, all in one tagged union.
 
-The messages encode and decode themselves (MessagePack). The queues have no bound. The processes in
-``minisgl/server`` decide what to do with each message.
+`minisgl.message.queue` has the queues that carry them, and the processes in ``minisgl/server`` decide what to do with
+each message.
+
+A request passes through four messages: Submit (API server → tokenizer), Schedule (tokenizer → scheduler), Outputs
+(scheduler → detokenizer) and Replies (detokenizer → API server). The API server gives every request its ``uid``, and
+the messages refer to a request by it. A prompt's token ids travel as int32 bytes (`pack_ids`). `Outputs` and `Replies`
+carry the tokens of all requests of one scheduler step in one message.
 """
 
 from __future__ import annotations
 
-from minisgl.message.messages import (
-    Abort,
-    Accepted,
-    ChatPrompt,
-    Delta,
-    DetokenizeReply,
-    DetokenizeRequest,
-    GetStats,
-    Limits,
-    Message,
-    NewRequest,
-    Outputs,
-    Ping,
-    Pong,
-    Prompt,
-    PromptLogprob,
-    Replies,
-    Schedule,
-    Stats,
-    Stop,
-    Submit,
-    TextPrompt,
-    TokenizeReply,
-    TokenizeRequest,
-    TokenLogprob,
-    TokensPrompt,
-    decode,
-    num_ids,
-    pack_ids,
-    unpack_ids,
-)
-from minisgl.message.queue import Addresses, Pull, Push
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
-__all__ = [
-    "Abort",
-    "Accepted",
-    "Addresses",
-    "ChatPrompt",
-    "Delta",
-    "DetokenizeReply",
-    "DetokenizeRequest",
-    "GetStats",
-    "Limits",
-    "Message",
-    "NewRequest",
-    "Outputs",
-    "Ping",
-    "Pong",
-    "Prompt",
-    "PromptLogprob",
-    "Pull",
-    "Push",
-    "Replies",
-    "Schedule",
-    "Stats",
-    "Stop",
-    "Submit",
-    "TextPrompt",
-    "TokenLogprob",
-    "TokenizeReply",
-    "TokenizeRequest",
-    "TokensPrompt",
-    "decode",
-    "num_ids",
-    "pack_ids",
-    "unpack_ids",
-]
+import msgspec
+import numpy as np
+
+from minisgl.core import I32, Finished, Output, SamplingParams
+
+
+def pack_ids(ids: Sequence[int] | I32) -> bytes:
+    """Return token ids as little-endian int32 bytes. Raise OverflowError for an id that does not fit into int32."""
+    return np.asarray(ids, dtype="<i4").tobytes()
+
+
+def num_ids(packed: bytes) -> int:
+    """Return the number of token ids in bytes of `pack_ids`."""
+    return len(packed) // 4
+
+
+def unpack_ids(data: bytes) -> I32:
+    """Return the token ids in ``data`` as a new, writable int32 array: the inverse of `pack_ids`."""
+    return np.frombuffer(data, dtype="<i4").astype(np.int32)
+
+
+class Message(msgspec.Struct, tag=True, array_like=True):
+    """The base class of every message. Its subclasses form one tagged union, which `decode` reads."""
+
+    def encode(self) -> bytes:
+        """Return the message as MessagePack bytes. `decode` is the inverse."""
+        return msgspec.msgpack.encode(self)
+
+
+# ---- API server → tokenizer ----------------------------------------------------------------------
+
+
+class TextPrompt(msgspec.Struct, tag="text"):
+    """A prompt given as plain text. ``add_special_tokens`` lets the tokenizer add its special tokens (BOS)."""
+
+    text: str
+    add_special_tokens: bool = True
+
+
+class TokensPrompt(msgspec.Struct, tag="tokens"):
+    """A prompt given as token ids. ``ids`` are bytes, packed by `pack_ids`."""
+
+    ids: bytes
+
+
+class ChatPrompt(msgspec.Struct, tag="chat"):
+    """A prompt given as chat messages, which the tokenizer process renders with the model's chat template.
+
+    ``messages`` are dictionaries with ``role`` and ``content``, as in the OpenAI API. ``add_generation_prompt`` ends
+    the rendered text with the beginning of an assistant message. ``chat_template_kwargs`` are further template
+    variables.
+    """
+
+    messages: list[dict[str, Any]]
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] = {}
+
+
+Prompt: TypeAlias = TextPrompt | TokensPrompt | ChatPrompt
+
+
+class Submit(Message):
+    """A new prompt, to be tokenized and scheduled. ``uids`` has a number for each of the prompt's ``n`` choices.
+
+    ``max_tokens_from_context`` is true where the client set no ``max_tokens``: the tokenizer then lowers ``max_tokens``
+    to the number of tokens that the context has left after the prompt. ``request_id`` names the HTTP request in logs.
+    ``group`` is the same number for all choices of one HTTP request, or 0 if it has only one.
+    """
+
+    uids: list[int]
+    prompt: Prompt
+    params: SamplingParams
+    max_tokens_from_context: bool = False
+    request_id: str = ""
+    group: int = 0
+
+
+class Abort(Message):
+    """An instruction to abort these requests: the client has gone, or the detokenizer found a stop string.
+
+    The API server sends `Abort` to the tokenizer that got the requests' `Submit`, and the tokenizer passes it on to the
+    scheduler. So an `Abort` never overtakes the `Submit` of its requests. The detokenizer sends its `Abort` to the
+    scheduler directly.
+    """
+
+    uids: list[int]
+
+
+class Limits(Message):
+    """The engine's limits, sent to every tokenizer before the first request.
+
+    ``max_seq_len`` is the largest number of tokens of a request, prompt and output together. ``vocab_size`` is the
+    number of token ids.
+    """
+
+    max_seq_len: int
+    vocab_size: int
+
+
+class TokenizeRequest(Message):
+    """A question to a tokenizer: a prompt's token ids, and with ``return_token_strs`` each token's text as well.
+
+    The tokenizer replies with `TokenizerReply`. ``uid`` identifies this question, not a request.
+    """
+
+    uid: int
+    prompt: Prompt
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(Message):
+    """A question to a tokenizer: the text of token ids, packed by `pack_ids`. The reply is `TokenizerReply`."""
+
+    uid: int
+    ids: bytes
+
+
+# ---- → scheduler -----------------------------------------------------------------------------------
+
+
+class Schedule(Message):
+    """A tokenized prompt for the scheduler. ``uids`` has a number for each of the prompt's ``n`` choices.
+
+    ``prompt_ids`` are the prompt's token ids, packed by `pack_ids`. They are sent once, and the choices share them.
+    ``params`` are the first choice's: see `SamplingParams.of_choice`. ``group`` is that of `Submit`.
+    """
+
+    uids: list[int]
+    prompt_ids: bytes
+    params: SamplingParams
+    group: int = 0
+
+
+class GetStats(Message):
+    """A question to the scheduler: its counts. The scheduler replies with `Stats`, between two steps."""
+
+    uid: int
+
+
+class Stop(Message):
+    """An instruction to a process to release its resources and exit."""
+
+
+class Ping(Message):
+    """A question to any worker process: whether it handles messages. The answer is `Pong`."""
+
+
+# ---- scheduler → detokenizer ---------------------------------------------------------------------------
+
+
+class NewRequest(msgspec.Struct, array_like=True):
+    """A request that the scheduler has just accepted, described for the detokenizer.
+
+    ``prompt_tail`` are the prompt's last token ids, at most `minisgl.tokenizer.detokenizer.PROMPT_TAIL_TOKENS`, or all
+    of them if the request asks for the prompt's log-probabilities.
+    """
+
+    uid: int
+    prompt_tail: list[int]
+    params: SamplingParams
+
+
+class Outputs(Message):
+    """The output of one scheduler step, and the requests that the scheduler has accepted since the step before."""
+
+    new_requests: list[NewRequest]
+    output: Output
+
+
+# ---- → API server ------------------------------------------------------------------------------------
+
+
+class TokenLogprob(msgspec.Struct, array_like=True):
+    """One output token with its log-probability.
+
+    ``raw`` are the token's bytes, and ``text`` is ``raw`` decoded. ``top`` are the most likely tokens at the same
+    position, in descending order of probability. Without a tokenizer, ``text`` is ``token_id:<id>``, and ``raw`` is
+    empty.
+    """
+
+    text: str
+    raw: bytes
+    logprob: float
+    top: list[TokenLogprob] = []
+
+
+class PromptLogprob(msgspec.Struct, array_like=True):
+    """The log-probability of one token at a position of the prompt.
+
+    ``rank`` is 1 for the most likely token. It is None for a prompt token that is not among the reported alternatives.
+    """
+
+    token: int
+    text: str
+    logprob: float
+    rank: int | None
+
+
+class Delta(msgspec.Struct, array_like=True):
+    """The new output of one request: text that the client may see, and the token ids that were added.
+
+    The text may lag behind the tokens, where it is held back because a stop string may have begun. The last delta of a
+    request, and only that one, has ``finish``. ``matched_stop`` is the stop string that the detokenizer found. Where
+    such a delta has no ``finish``, the caller of the detokenizer aborts the request at the scheduler; the scheduler's
+    output for the aborted request then leads to the delta with ``finish``.
+
+    ``prompt_logprobs`` are the next positions of the prompt, if the request asks for them: None where a position has no
+    log-probabilities, otherwise the prompt's token and the most likely tokens.
+    """
+
+    uid: int
+    text: str = ""
+    tokens: list[int] = []
+    logprobs: list[TokenLogprob] = []
+    finish: Finished | None = None
+    matched_stop: str | None = None
+    prompt_logprobs: list[list[PromptLogprob] | None] = []
+
+
+class Accepted(Message):
+    """A notice that the scheduler accepted these requests: they passed every check and are waiting requests now."""
+
+    uids: list[int]
+
+
+class Replies(Message):
+    """The deltas of all requests that one scheduler step changed, or the last deltas of refused requests."""
+
+    deltas: list[Delta]
+
+
+class TokenizerReply(Message):
+    """The answer to `TokenizeRequest`, with ``ids``, packed by `pack_ids`, or to `DetokenizeRequest`, with ``text``.
+
+    ``error`` is set where this can't be computed. It has the error message, the parameter and the HTTP status.
+    """
+
+    uid: int
+    ids: bytes = b""
+    token_strs: list[str] | None = None
+    text: str = ""
+    error: Finished | None = None
+
+
+class Stats(Message):
+    """The answer to `GetStats`.
+
+    ``values`` are the scheduler's counts by name. ``text`` are the metrics of the observers, in Prometheus' text
+    format.
+    """
+
+    uid: int
+    values: dict[str, float]
+    text: str = ""
+
+
+class Pong(Message):
+    """The answer of the worker ``worker`` to `Ping`.
+
+    ``num_dropped`` counts the messages that the worker dropped. ``calls`` are its calls of the plugins that are not
+    built in: plugin name, path, SHA-256, hook or method, number of calls.
+    """
+
+    worker: str
+    num_dropped: int = 0
+    calls: list[tuple[str, str, str, str, int]] = []
+
+
+AnyMessage: TypeAlias = (
+    Submit
+    | Abort
+    | Limits
+    | TokenizeRequest
+    | DetokenizeRequest
+    | Schedule
+    | GetStats
+    | Stop
+    | Ping
+    | Pong
+    | Outputs
+    | Accepted
+    | Replies
+    | TokenizerReply
+    | Stats
+)
+_decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
+
+
+def decode(data: bytes) -> AnyMessage:
+    """Return the message that `Message.encode` encoded. Raise msgspec.ValidationError for any other bytes."""
+    return _decoder.decode(data)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import msgspec
 import zmq
 
-from minisgl.message.messages import AnyMessage, Message, decode
+from minisgl.message import AnyMessage, Message, decode
 from minisgl.message.socket_folder import make_folder, remove_folder
 from minisgl.utils.log import is_logged
 

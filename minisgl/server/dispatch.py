@@ -19,25 +19,22 @@ from minisgl.core import EngineSpec, Finished, InvalidRequestError, SamplingPara
 from minisgl.message import (
     Abort,
     Accepted,
-    Addresses,
     Delta,
-    DetokenizeReply,
     GetStats,
     Limits,
     Message,
     Ping,
     Pong,
     Prompt,
-    Pull,
-    Push,
     Replies,
     Stats,
     Stop,
     Submit,
-    TokenizeReply,
+    TokenizerReply,
     TokensPrompt,
     num_ids,
 )
+from minisgl.message.queue import Addresses, Pull, Push
 from minisgl.server.errors import ApiError
 
 R = TypeVar("R", bound=Message)
@@ -293,9 +290,12 @@ class Dispatcher:
 
     # ---- queries ---------------------------------------------------------------------------------------
 
-    async def ask_tokenizer(self, query: Callable[[int], Message], kind: type[R]) -> R:
-        """Send ``query(uid)`` to a tokenizer, and return its reply of type ``kind``. Raise `ApiError` (503)."""
-        return await self._query(self._tokenizers[next(self._next_tokenizer)], query, kind)
+    async def ask_tokenizer(self, query: Callable[[int], Message]) -> TokenizerReply:
+        """Send ``query(uid)`` to a tokenizer, and return its reply. Raise `ApiError` (503), or for its error."""
+        reply = await self._query(self._tokenizers[next(self._next_tokenizer)], query, TokenizerReply)
+        if reply.error is not None:
+            raise ApiError.from_finished(reply.error)
+        return reply
 
     async def stats(self) -> Stats:
         """Ask the scheduler for its counts, which it reads between two steps. Raise `ApiError` (503)."""
@@ -346,7 +346,7 @@ class Dispatcher:
                 for uid in uids:
                     if uid in self._requests:
                         self._requests[uid][0].accept()
-            case TokenizeReply(uid=uid) | DetokenizeReply(uid=uid) | Stats(uid=uid):
+            case TokenizerReply(uid=uid) | Stats(uid=uid):
                 future = self._queries.get(uid)
                 if future is not None and not future.done():
                     future.set_result(message)

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 import uvicorn
 
 from minisgl.config import Config, ConfigError
-from minisgl.message import Addresses
+from minisgl.message.queue import Addresses
 from minisgl.models.generation_config import default_sampling_params
 from minisgl.models.resolve import resolve_model
 from minisgl.plugin_manager.manager import PluginManager

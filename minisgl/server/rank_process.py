@@ -18,7 +18,6 @@ from minisgl.engine.ranks import Peers, follow
 from minisgl.message import (
     Abort,
     Accepted,
-    Addresses,
     Delta,
     GetStats,
     Message,
@@ -26,14 +25,13 @@ from minisgl.message import (
     Outputs,
     Ping,
     Pong,
-    Pull,
-    Push,
     Replies,
     Schedule,
     Stats,
     Stop,
     unpack_ids,
 )
+from minisgl.message.queue import Addresses, Pull, Push
 from minisgl.models.resolve import resolve_model
 from minisgl.plugin_manager.early import started_early
 from minisgl.plugin_manager.failures import described

@@ -15,7 +15,7 @@ import socket
 import threading
 
 from minisgl.config import Config, ConfigError
-from minisgl.message import Addresses
+from minisgl.message.queue import Addresses
 from minisgl.models.generation_config import default_sampling_params
 from minisgl.models.resolve import resolve_model, warn_of_same_name
 from minisgl.plugin_manager.manager import PluginManager, encode_config

@@ -18,10 +18,9 @@ from minisgl.config import ConfigError
 from minisgl.core import Finished, InvalidRequestError, Output, SamplingParams
 from minisgl.message import (
     Abort,
-    Addresses,
+    AnyMessage,
     ChatPrompt,
     Delta,
-    DetokenizeReply,
     DetokenizeRequest,
     Limits,
     Message,
@@ -30,21 +29,19 @@ from minisgl.message import (
     Ping,
     Pong,
     Prompt,
-    Pull,
-    Push,
     Replies,
     Schedule,
     Stop,
     Submit,
     TextPrompt,
-    TokenizeReply,
     TokenizeRequest,
+    TokenizerReply,
     TokensPrompt,
     num_ids,
     pack_ids,
     unpack_ids,
 )
-from minisgl.message.messages import AnyMessage
+from minisgl.message.queue import Addresses, Pull, Push
 from minisgl.plugin_manager.manager import PluginManager, decode_part, options_of, plugins_of
 from minisgl.server.errors import refusal
 from minisgl.server.protocol import check_chat_size, check_num_ids
@@ -185,9 +182,9 @@ class TextWorker:
             case Abort():
                 self._to_scheduler(message)
             case TokenizeRequest(uid=uid):
-                self._answer(lambda: self._tokenize(message), lambda end: TokenizeReply(uid, error=end), uid)
+                self._answer(lambda: self._tokenize(message), lambda end: TokenizerReply(uid, error=end), uid)
             case DetokenizeRequest(uid=uid):
-                self._answer(lambda: self._detokenize(message), lambda end: DetokenizeReply(uid, error=end), uid)
+                self._answer(lambda: self._detokenize(message), lambda end: TokenizerReply(uid, error=end), uid)
             case Limits():
                 self._limits = message
             case Stop():
@@ -217,7 +214,7 @@ class TextWorker:
         if len(unknown):
             what = f"Token id {unknown[0]} is not in the vocabulary of {self._limits.vocab_size}."
             raise InvalidRequestError("tokens", what)
-        return DetokenizeReply(message.uid, self._tokenizer.decode(ids.tolist(), skip_special_tokens=False))
+        return TokenizerReply(message.uid, text=self._tokenizer.decode(ids.tolist(), skip_special_tokens=False))
 
     # ---- text to tokens ------------------------------------------------------------------------------
 
@@ -253,7 +250,7 @@ class TextWorker:
         strings = None
         if message.return_token_strs and self._tokenizer is not None:
             strings = [self._tokenizer.token_text(token) for token in unpack_ids(ids).tolist()]
-        return TokenizeReply(message.uid, ids, strings)
+        return TokenizerReply(message.uid, ids, strings)
 
     def _ids(self, prompt: Prompt, empty: bool = False) -> bytes:
         """Return the prompt's token ids, packed by `pack_ids`.

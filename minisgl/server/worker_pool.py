@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from minisgl.message import Addresses
+from minisgl.message.queue import Addresses
 from minisgl.server.rank_process import run_rank
 from minisgl.server.text_process import run_text_process
 from minisgl.server.worker_process import (

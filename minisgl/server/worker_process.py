@@ -23,7 +23,7 @@ import msgspec
 
 from minisgl.config import ConfigError
 from minisgl.core import EngineSpec
-from minisgl.message import Addresses
+from minisgl.message.queue import Addresses
 from minisgl.plugin_manager.failures import described
 from minisgl.utils.log import setup_logging
 

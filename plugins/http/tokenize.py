@@ -11,11 +11,9 @@ from minisgl import hookimpl
 from minisgl.config import Config
 from minisgl.core import InvalidRequestError
 from minisgl.message import (
-    DetokenizeReply,
     DetokenizeRequest,
     Prompt,
     TextPrompt,
-    TokenizeReply,
     TokenizeRequest,
     TokensPrompt,
     unpack_ids,
@@ -79,13 +77,8 @@ class TokenizeRoutes(HttpExtension):
         async def tokenize(request: Request) -> Response:
             body, prompt = await api.read(request, TokenizeBody, TokenizeBody.to_prompt)
             api.check_model(body.model)
-            reply = await api.query(
-                dispatcher.ask_tokenizer(
-                    lambda uid: TokenizeRequest(uid, prompt, body.return_token_strs), TokenizeReply
-                )
-            )
-            if reply.error is not None:
-                raise ApiError.from_finished(reply.error)
+            query = dispatcher.ask_tokenizer(lambda uid: TokenizeRequest(uid, prompt, body.return_token_strs))
+            reply = await api.query(query)
             tokens = unpack_ids(reply.ids).tolist()
             result = {"count": len(tokens), "max_model_len": dispatcher.max_seq_len, "tokens": tokens}
             return Json({**result, "token_strs": reply.token_strs} if body.return_token_strs else result)
@@ -95,11 +88,7 @@ class TokenizeRoutes(HttpExtension):
             limit = dispatcher.max_seq_len
             body, prompt = await api.read(request, DetokenizeBody, lambda body: check_tokens(body, limit))
             api.check_model(body.model)
-            reply = await api.query(
-                dispatcher.ask_tokenizer(lambda uid: DetokenizeRequest(uid, prompt.ids), DetokenizeReply)
-            )
-            if reply.error is not None:
-                raise ApiError.from_finished(reply.error)
+            reply = await api.query(dispatcher.ask_tokenizer(lambda uid: DetokenizeRequest(uid, prompt.ids)))
             return Json({"prompt": reply.text})
 
 

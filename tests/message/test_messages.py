@@ -20,10 +20,8 @@ from minisgl.core import Finished, Output, SamplingParams
 from minisgl.message import (
     Abort,
     Accepted,
-    Addresses,
     ChatPrompt,
     Delta,
-    DetokenizeReply,
     DetokenizeRequest,
     GetStats,
     Limits,
@@ -33,22 +31,21 @@ from minisgl.message import (
     Ping,
     Pong,
     PromptLogprob,
-    Pull,
-    Push,
     Replies,
     Schedule,
     Stats,
     Stop,
     Submit,
     TextPrompt,
-    TokenizeReply,
     TokenizeRequest,
+    TokenizerReply,
     TokenLogprob,
     TokensPrompt,
     decode,
     pack_ids,
     unpack_ids,
 )
+from minisgl.message.queue import Addresses, Pull, Push
 
 PARAMS = SamplingParams(
     max_tokens=5, seed=-(2**63), stop=("a", "🙂"), stop_token_ids=(1,), logit_bias={7: -100.0}, logprobs=2
@@ -71,8 +68,7 @@ ALL: list[Message] = [
     Accepted([1, 2]),
     Replies([Delta(1, "x🙂", [2], [TokenLogprob("x", b"\xff", -1.0, [TokenLogprob("y", b"y", -2.0)])], END, "stop")]),
     Replies([Delta(1, prompt_logprobs=[None, [PromptLogprob(5, "x", -1.0, None), PromptLogprob(6, "y", -0.5, 1)]])]),
-    TokenizeReply(1, pack_ids([1]), ["a"], END),
-    DetokenizeReply(1, "x", END),
+    TokenizerReply(1, pack_ids([1]), ["a"], "x", END),
     Stats(1, {"steps": 3.0}, "text"),
 ]
 
@@ -210,9 +206,8 @@ def test_folder_of_a_killed_server_is_removed(monkeypatch: pytest.MonkeyPatch, t
     """A new server removes the folders without a lock, and no folder of a running server or of another mode."""
     with tempfile.TemporaryDirectory(prefix="sockets") as base:
         monkeypatch.setattr(tempfile, "tempdir", base)
-        code = (
-            "import os; from minisgl.message import Addresses as A; print(A.make(1, 1).folder, flush=True); os._exit(9)"
-        )
+        make = "import os; from minisgl.message.queue import Addresses; print(Addresses.make(1, 1).folder, flush=True)"
+        code = f"{make}; os._exit(9)"
         made = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "TMPDIR": base}
         )

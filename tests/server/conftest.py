@@ -16,7 +16,8 @@ import zmq
 
 from minisgl.config import Config, ServerConfig
 from minisgl.core import EngineSpec, Finished
-from minisgl.message import Abort, Accepted, Addresses, Delta, GetStats, Ping, Pong, Pull, Push, Replies, Stats, Submit
+from minisgl.message import Abort, Accepted, Delta, GetStats, Ping, Pong, Replies, Stats, Submit
+from minisgl.message.queue import Addresses, Pull, Push
 from minisgl.server import protocol
 from minisgl.server.app import Api, create_app
 from minisgl.server.dispatch import Dispatcher

@@ -12,21 +12,18 @@ from minisgl.core import EngineSpec, Finished, InvalidRequestError, SamplingPara
 from minisgl.message import (
     Abort,
     Accepted,
-    Addresses,
     Delta,
     GetStats,
     Limits,
-    Pull,
-    Push,
     Replies,
     Stats,
     Stop,
     Submit,
     TextPrompt,
-    TokenizeReply,
     TokenizeRequest,
     TokensPrompt,
 )
+from minisgl.message.queue import Addresses, Pull, Push
 from minisgl.scheduler.check_request import check_request
 from minisgl.server.dispatch import Dispatcher, Stream
 from minisgl.server.errors import ApiError
@@ -141,9 +138,7 @@ def test_promise_1_fail_ends_all_requests_and_queries() -> None:
         ]
         queries = [
             asyncio.create_task(server.dispatcher.stats()),
-            asyncio.create_task(
-                server.dispatcher.ask_tokenizer(lambda uid: TokenizeRequest(uid, PROMPT, False), TokenizeReply)
-            ),
+            asyncio.create_task(server.dispatcher.ask_tokenizer(lambda uid: TokenizeRequest(uid, PROMPT, False))),
         ]
         await asyncio.sleep(0)
         server.reply(end(streams[0].uids[1]))

@@ -20,7 +20,7 @@ import psutil
 import pytest
 import zmq
 
-from minisgl.message import Push
+from minisgl.message.queue import Push
 from minisgl.testing.serving import Server, scaled_timeout
 
 LONG = {"prompt": [5, 6, 7], "max_tokens": 8000, "ignore_eos": True}

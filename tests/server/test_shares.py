@@ -15,7 +15,8 @@ import pytest
 import zmq
 
 from minisgl.core import SamplingParams
-from minisgl.message import Abort, Addresses, Message, Ping, Pull, Push, Submit, TextPrompt
+from minisgl.message import Abort, Message, Ping, Submit, TextPrompt
+from minisgl.message.queue import Addresses, Pull, Push
 from minisgl.plugins.http.bounds import default_choices
 from minisgl.plugins.http.shares import Shares
 from minisgl.server.dispatch import DISPLACED, Stream

@@ -18,7 +18,6 @@ from minisgl.message import (
     Abort,
     Accepted,
     ChatPrompt,
-    DetokenizeReply,
     DetokenizeRequest,
     Limits,
     Message,
@@ -30,8 +29,8 @@ from minisgl.message import (
     Stop,
     Submit,
     TextPrompt,
-    TokenizeReply,
     TokenizeRequest,
+    TokenizerReply,
     TokensPrompt,
     pack_ids,
     unpack_ids,
@@ -100,7 +99,7 @@ def test_more_ids_than_a_request_has_are_not_decoded(harness: Harness) -> None:
     for count, message in ((64, ""), (65, "There are 65 token ids")):
         harness.worker.handle(DetokenizeRequest(1, pack_ids([5] * count)))
         reply = harness.api.pop()
-        assert isinstance(reply, DetokenizeReply)
+        assert isinstance(reply, TokenizerReply)
         assert message in (reply.error.error if reply.error else "")
         assert (reply.error is None) == (count == 64)
 
@@ -312,11 +311,11 @@ def test_tokenize_and_detokenize(harness: Harness, tokenizer: Tokenizer) -> None
     harness.worker.handle(TokenizeRequest(2, TextPrompt("", add_special_tokens=False)))
     harness.worker.handle(DetokenizeRequest(3, pack_ids(ids)))
     strings = [tokenizer.token_text(token) for token in ids]
-    assert harness.api[:2] == [TokenizeReply(1, pack_ids(ids), strings), TokenizeReply(2, b"")]
-    assert harness.api[2] == DetokenizeReply(3, "<|bos|>Hello")
+    assert harness.api[:2] == [TokenizerReply(1, pack_ids(ids), strings), TokenizerReply(2, b"")]
+    assert harness.api[2] == TokenizerReply(3, text="<|bos|>Hello")
     harness.worker.handle(DetokenizeRequest(4, pack_ids([320])))
     last = harness.api[-1]
-    assert isinstance(last, DetokenizeReply)
+    assert isinstance(last, TokenizerReply)
     assert last.error is not None
     assert (last.uid, last.error.status, last.error.field) == (4, 400, "tokens")
 

@@ -32,7 +32,7 @@ from minisgl.cluster.multi_node.same_options import plugin_hashes
 from minisgl.cluster.multi_node.torchrun import Place, use_interface
 from minisgl.config import Config, ConfigError
 from minisgl.engine.ranks import Peers
-from minisgl.message import Addresses
+from minisgl.message.queue import Addresses
 from minisgl.plugin_manager.manager import PluginManager, decode_config, plugins_of
 from minisgl.server.rank_process import run_leader
 from minisgl.server.worker_process import DrainRequest, Failed, Report
