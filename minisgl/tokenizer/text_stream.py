@@ -2,8 +2,9 @@
 
 The pieces of a stream are together the text of `Tokenizer.decode` for all tokens at once. So a stream holds back what
 later tokens may still change. For a byte-level tokenizer, these are the bytes at the end that can still become a
-character: at most three, because a character has at most four bytes in UTF-8. For a tokenizer with byte tokens, it is
-a run of byte tokens. This module knows the tokenizer, but neither requests nor stop strings.
+character: at most three, because a character has at most four bytes in UTF-8. For other tokenizers it is all text here;
+`tokenizer=auto` has streams that know more of their decoders. This module knows the tokenizer, but neither requests nor
+stop strings.
 """
 
 from __future__ import annotations
@@ -12,16 +13,8 @@ import codecs
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from minisgl.core import SamplingParams
-
 if TYPE_CHECKING:
     from minisgl.tokenizer.tokenizer import Tokenizer
-
-MAX_CONTEXT = 16
-"""The largest number of tokens that a stream decodes again before each new token, as its context."""
-
-PENDING_CHARS = SamplingParams.MAX_STOP_CHARS
-"""The largest length of `TextStream.pending`: a stop string fits into it."""
 
 
 class TextStream(Protocol):
@@ -29,7 +22,10 @@ class TextStream(Protocol):
 
     @property
     def pending(self) -> str:
-        """The end of the text that is held back. It is empty unless `flush` would return complete characters."""
+        """The end of the text that is held back: a stop string fits into it.
+
+        It is empty unless `flush` would return complete characters.
+        """
 
     def feed(self, token: int) -> str:
         """Return the text that this token completes: often the token's own text, sometimes an empty text."""
@@ -60,72 +56,25 @@ class ByteLevelStream:
         return held.decode(errors="replace")
 
 
-class TokenStream:
-    """A stream for tokenizers that decode one token after the other, as of Llama 2, Gemma, BERT and T5.
+class WholeStream:
+    """A stream for all other tokenizers: the whole text comes at the end, after the last token.
 
-    A new token is decoded after the tokens before it, the *context*, because its text may depend on them. In a
-    tokenizer with byte fallback, as of Llama 2, bytes without a token of their own are byte tokens. The library decodes
-    a run of byte tokens to one U+FFFD per byte if the run is not valid UTF-8 as a whole. So the text of a run is
-    complete with the next token of another kind, or with the first invalid byte.
+    The text of a token may depend on the tokens before it, ``tail`` at first, and on those after it.
     """
 
+    pending = ""
+
     def __init__(self, tokenizer: Tokenizer, tail: Sequence[int], skip_special_tokens: bool):
-        self._tokenizer, self._skip = tokenizer, skip_special_tokens
-        self._context: list[int] = []  # the last tokens that were decoded
-        self._prefix = ""  # their text
-        self._run: list[int] = []  # a run of byte tokens that is valid so far
-        self._characters = ""  # the last characters of the run
-        self._check = codecs.getincrementaldecoder("utf-8")()  # raises an error for the first invalid byte of the run
-        self._invalid = False  # whether the current run of byte tokens is invalid
-        self._set_context(_complete_suffix(tokenizer, tail, skip_special_tokens))
+        self._tokenizer, self._skip, self._tokens = tokenizer, skip_special_tokens, list(tail)
+        self._prefix = tokenizer.decode_raw(tail, skip_special_tokens)
 
     def feed(self, token: int) -> str:
-        if self._tokenizer.is_dropped(token, self._skip):
-            return ""
-        byte = self._tokenizer.fallback_bytes.get(token)
-        if byte is None:
-            text = self.flush()
-            self._invalid = False
-            return text + self._decode([token])
-        self._run.append(token)
-        if not self._invalid:
-            try:
-                self._characters += self._check.decode(bytes([byte]))
-                self._characters = self._characters[-PENDING_CHARS:]
-                return ""
-            except UnicodeDecodeError:
-                self._invalid = True
-        return self._replace_run()
-
-    @property
-    def pending(self) -> str:
-        return self._characters if self._check.getstate()[0] == b"" else ""
+        self._tokens.append(token)
+        return ""
 
     def flush(self) -> str:
-        if not self._run:
-            return ""
-        if self._check.getstate()[0]:  # the beginning of a character
-            return self._replace_run()
-        self._check.reset()
-        run, self._run, self._characters = self._run, [], ""
-        return self._decode(run)
-
-    def _replace_run(self) -> str:
-        run, self._run, self._characters = self._run, [], ""
-        self._check.reset()
-        self._set_context([*self._context, *run][-MAX_CONTEXT:])  # the last byte alone may be a space
-        return "\ufffd" * len(run)
-
-    def _decode(self, tokens: list[int]) -> str:
-        """Return the text of the next tokens after the context, and add them to the context."""
-        context = [*self._context, *tokens]
-        text = self._tokenizer.decode_raw(context, self._skip)[len(self._prefix) :]
-        # A context of spaces alone could lose them, because decoders strip spaces at the beginning of a text.
-        self._set_context(tokens if text.strip() else context[-MAX_CONTEXT:])
-        return text
-
-    def _set_context(self, tokens: list[int]) -> None:
-        self._context, self._prefix = tokens, self._tokenizer.decode_raw(tokens, self._skip)
+        text, self._prefix = self._prefix, self._tokenizer.decode_raw(self._tokens, self._skip)
+        return self._prefix[len(text) :]
 
 
 def _decode_complete(data: bytes) -> tuple[str, bytes]:
@@ -139,13 +88,3 @@ def _decode_complete(data: bytes) -> tuple[str, bytes]:
     if rest[:1] == b"\xed" and rest[1:] >= b"\xa0":
         return text + rest.decode(errors="replace"), b""
     return text, rest
-
-
-def _complete_suffix(tokenizer: Tokenizer, tail: Sequence[int], skip_special_tokens: bool) -> list[int]:
-    """Return the longest suffix of the prompt's ``tail`` whose text ends with a complete character.
-
-    The suffix is empty if the prompt ends in the middle of a character.
-    """
-    starts = range(len(tail) + 1)  # a tail that begins in the middle of a character can decode to U+FFFD to its end
-    complete = (i for i in starts if not tokenizer.decode_raw(tail[i:], skip_special_tokens).endswith("\ufffd"))
-    return list(tail[next(complete) :])

@@ -21,7 +21,7 @@ from minisgl.config import ConfigError
 from minisgl.core import InvalidRequestError, SamplingParams, shorten
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.tokenizer.chat import STAND_IN, ChatTemplate, RenderedChat
-from minisgl.tokenizer.text_stream import ByteLevelStream, TextStream, TokenStream
+from minisgl.tokenizer.text_stream import ByteLevelStream, TextStream, WholeStream
 from minisgl.utils.json_file import read_json_if_present
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -51,12 +51,8 @@ class Tokenizer:
         self._parse_special_tokens = parse_special_tokens
         self.decoder_kinds = [part["type"] for part in decoder_parts(raw)]
         self.stream_class: Callable[[Tokenizer, Sequence[int], bool], TextStream]
-        self.stream_class = ByteLevelStream if self.decoder_kinds == ["ByteLevel"] else TokenStream
+        self.stream_class = ByteLevelStream if self.decoder_kinds == ["ByteLevel"] else WholeStream
         self._is_byte_level = "ByteLevel" in self.decoder_kinds
-        has_byte_tokens = "ByteFallback" in self.decoder_kinds  # the tokens <0x00> to <0xFF> are single bytes
-        names = [f"<0x{byte:02X}>" for byte in range(256)] if has_byte_tokens else []
-        ids = [raw.token_to_id(name) for name in names]
-        self.fallback_bytes = {i: byte for byte, i in enumerate(ids) if i is not None}
         added = raw.get_added_tokens_decoder()
         self._added = {i: token.content for i, token in added.items()}
         self.skipped = self._skipped_tokens()

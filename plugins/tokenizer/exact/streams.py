@@ -1,4 +1,4 @@
-"""Text streams for the decoders that the core's streams do not know, and the cleaning of spaces.
+"""Text streams for decoders that are not byte-level, and the cleaning of spaces.
 
 ``clean_up_tokenization_spaces`` in ``tokenizer_config.json`` asks for the cleaning: it removes spaces before
 punctuation. transformers does this to the text that WordPiece and Unigram tokenizers decode, and never to that of BPE
@@ -7,11 +7,18 @@ tokenizers.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from minisgl.core import SamplingParams
 from minisgl.tokenizer.text_stream import TextStream
 from minisgl.tokenizer.tokenizer import Tokenizer
+
+MAX_CONTEXT = 16
+"""The largest number of tokens that a stream decodes again before each new token, as its context."""
+PENDING_CHARS = SamplingParams.MAX_STOP_CHARS
+"""The largest length of `TextStream.pending`: a stop string fits into it."""
 
 _REPLACED = (
     (" .", "."),
@@ -95,19 +102,82 @@ def is_local(parts: Sequence[Mapping[str, Any]]) -> bool:
     return "ByteLevel" not in kinds and all(kind in ("Fuse", "Strip") for kind in kinds[joined:])
 
 
-class WholeStream:
-    """A stream for a decoder in which a later token may change all text before it: the text comes at the end."""
+class TokenStream:
+    """A stream for tokenizers that decode one token after the other, as of Llama 2, Gemma, BERT and T5.
 
-    pending = ""
+    A new token is decoded after the tokens before it, the *context*, because its text may depend on them. In a
+    tokenizer with byte fallback, as of Llama 2, bytes without a token of their own are byte tokens. The library decodes
+    a run of byte tokens to one U+FFFD per byte if the run is not valid UTF-8 as a whole. So the text of a run is
+    complete with the next token of another kind, or with the first invalid byte. ``fallback_bytes`` are these tokens:
+    token id → byte.
+    """
 
-    def __init__(self, tokenizer: Tokenizer, tail: Sequence[int], skip_special_tokens: bool):
-        self._tokenizer, self._skip = tokenizer, skip_special_tokens
-        self._tokens: list[int] = []
+    def __init__(
+        self, fallback_bytes: Mapping[int, int], tokenizer: Tokenizer, tail: Sequence[int], skip_special_tokens: bool
+    ):
+        self._fallback_bytes, self._tokenizer, self._skip = fallback_bytes, tokenizer, skip_special_tokens
+        self._context: list[int] = []  # the last tokens that were decoded
+        self._prefix = ""  # their text
+        self._run: list[int] = []  # a run of byte tokens that is valid so far
+        self._characters = ""  # the last characters of the run
+        self._check = codecs.getincrementaldecoder("utf-8")()  # raises an error for the first invalid byte of the run
+        self._invalid = False  # whether the current run of byte tokens is invalid
+        self._set_context(_complete_suffix(tokenizer, tail, skip_special_tokens))
 
     def feed(self, token: int) -> str:
-        self._tokens.append(token)
-        return ""
+        if self._tokenizer.is_dropped(token, self._skip):
+            return ""
+        byte = self._fallback_bytes.get(token)
+        if byte is None:
+            text = self.flush()
+            self._invalid = False
+            return text + self._decode([token])
+        self._run.append(token)
+        if not self._invalid:
+            try:
+                self._characters += self._check.decode(bytes([byte]))
+                self._characters = self._characters[-PENDING_CHARS:]
+                return ""
+            except UnicodeDecodeError:
+                self._invalid = True
+        return self._replace_run()
+
+    @property
+    def pending(self) -> str:
+        return self._characters if self._check.getstate()[0] == b"" else ""
 
     def flush(self) -> str:
-        tokens, self._tokens = self._tokens, []
-        return self._tokenizer.decode_raw(tokens, self._skip)
+        if not self._run:
+            return ""
+        if self._check.getstate()[0]:  # the beginning of a character
+            return self._replace_run()
+        self._check.reset()
+        run, self._run, self._characters = self._run, [], ""
+        return self._decode(run)
+
+    def _replace_run(self) -> str:
+        run, self._run, self._characters = self._run, [], ""
+        self._check.reset()
+        self._set_context([*self._context, *run][-MAX_CONTEXT:])  # the last byte alone may be a space
+        return "\ufffd" * len(run)
+
+    def _decode(self, tokens: list[int]) -> str:
+        """Return the text of the next tokens after the context, and add them to the context."""
+        context = [*self._context, *tokens]
+        text = self._tokenizer.decode_raw(context, self._skip)[len(self._prefix) :]
+        # A context of spaces alone could lose them, because decoders strip spaces at the beginning of a text.
+        self._set_context(tokens if text.strip() else context[-MAX_CONTEXT:])
+        return text
+
+    def _set_context(self, tokens: list[int]) -> None:
+        self._context, self._prefix = tokens, self._tokenizer.decode_raw(tokens, self._skip)
+
+
+def _complete_suffix(tokenizer: Tokenizer, tail: Sequence[int], skip_special_tokens: bool) -> list[int]:
+    """Return the longest suffix of the prompt's ``tail`` whose text ends with a complete character.
+
+    The suffix is empty if the prompt ends in the middle of a character.
+    """
+    starts = range(len(tail) + 1)  # a tail that begins in the middle of a character can decode to U+FFFD to its end
+    complete = (i for i in starts if not tokenizer.decode_raw(tail[i:], skip_special_tokens).endswith("\ufffd"))
+    return list(tail[next(complete) :])

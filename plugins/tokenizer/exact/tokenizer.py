@@ -23,10 +23,11 @@ import tokenizers
 from minisgl.config import ConfigError
 from minisgl.plugins.tokenizer.exact.load import load_tokenizer
 from minisgl.plugins.tokenizer.exact.messages import PrivateCharacters, map_texts, normalize, strings_of, texts_of
-from minisgl.plugins.tokenizer.exact.streams import CleanStream, WholeStream, clean_up, is_local
+from minisgl.plugins.tokenizer.exact.streams import CleanStream, TokenStream, clean_up, is_local
 from minisgl.plugins.tokenizer.exact.template import CheckedTemplate, RenderedChat, Replacement
 from minisgl.tokenizer import chat
 from minisgl.tokenizer.chat import Message, computed_with_special_tokens, map_strings
+from minisgl.tokenizer.text_stream import WholeStream
 from minisgl.tokenizer.tokenizer import Tokenizer, decoder_parts, template_source
 
 _BRACKETS = {"<": ">", "[": "]", "{": "}", "(": ")"}
@@ -50,8 +51,13 @@ class ExactTokenizer(Tokenizer):
     ):
         super().__init__(raw, template, parse_special_tokens, eos_ids=eos_ids)
         self.clean_up_spaces = clean_up_spaces
-        if not is_local(decoder_parts(raw)):
-            self.stream_class = WholeStream
+        has_byte_tokens = "ByteFallback" in self.decoder_kinds  # the tokens <0x00> to <0xFF> are single bytes
+        ids = [raw.token_to_id(f"<0x{byte:02X}>") if has_byte_tokens else None for byte in range(256)]
+        self.fallback_bytes = {i: byte for byte, i in enumerate(ids) if i is not None}
+        if not is_local(decoder_parts(raw)):  # a later token may change all text before it
+            self.stream_class = lambda tokenizer, tail, skip: WholeStream(tokenizer, (), skip)
+        elif self.decoder_kinds != ["ByteLevel"]:
+            self.stream_class = functools.partial(TokenStream, self.fallback_bytes)
         if clean_up_spaces:
             self.stream_class = functools.partial(CleanStream, self.stream_class)
 
