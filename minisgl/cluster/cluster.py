@@ -21,7 +21,7 @@ from minisgl.cluster.supervisor import ReplicaError, Supervisor
 from minisgl.config import ConfigError
 from minisgl.models.resolve import resolve_model
 from minisgl.plugin_manager.manager import PluginManager
-from minisgl.server.worker_process import SIGNALS
+from minisgl.server.worker_pool import SIGNALS
 from minisgl.tokenizer.tokenizer import build_tokenizer
 
 log = logging.getLogger(__name__)

@@ -27,8 +27,7 @@ from minisgl.plugin_manager.manager import PluginManager
 from minisgl.server.app import Api, create_app
 from minisgl.server.dispatch import Dispatcher
 from minisgl.server.extension import check_options, load_extensions
-from minisgl.server.worker_pool import Worker, WorkerPool
-from minisgl.server.worker_process import SIGNALS
+from minisgl.server.worker_pool import SIGNALS, Worker, WorkerPool
 
 log = logging.getLogger(__name__)
 

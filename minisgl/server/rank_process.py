@@ -39,7 +39,7 @@ from minisgl.plugin_manager.manager import PluginManager, decode_config, early_o
 from minisgl.scheduler.build import build_scheduler
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.server.errors import refusal
-from minisgl.server.worker_process import Ready, Report
+from minisgl.server.worker_pool import Ready, Report
 from minisgl.tokenizer.detokenizer import PROMPT_TAIL_TOKENS
 from minisgl.tokenizer.tokenizer import build_tokenizer
 from minisgl.utils.heap import trim_heap

@@ -12,24 +12,27 @@ import ipaddress
 import logging
 import signal
 import socket
-import threading
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from minisgl.config import Config, ConfigError
 from minisgl.message.queue import Addresses
 from minisgl.models.generation_config import default_sampling_params
 from minisgl.models.resolve import resolve_model, warn_of_same_name
 from minisgl.plugin_manager.manager import PluginManager, encode_config
-from minisgl.server.worker_pool import OnlyRank0, WorkerPool
-from minisgl.server.worker_process import SIGNALS
+from minisgl.server.rank_process import run_rank
+from minisgl.server.text_process import run_text_process
+from minisgl.server.worker_pool import SIGNALS, WorkerPool
 from minisgl.utils.log import setup_logging
+from minisgl.utils.ports import free_port
 
 log = logging.getLogger(__name__)
 
 
-def serve(config: Config, manager: PluginManager, only_rank_0: OnlyRank0 | None = None) -> int:
+def serve(config: Config, manager: PluginManager, ranks: Sequence[Callable[..., None]] = ()) -> int:
     """Run the server until a signal ends it or a worker dies. Return the exit status of the program.
 
-    With ``only_rank_0``, this process starts no other rank than rank 0.
+    ``ranks`` are the bodies of the ranks' processes that are started here (`worker_main`), by default of all ranks.
     Raise `ConfigError` for a wrong option, before a process is started or as soon as a worker reports the option.
     """
     setup_logging(config.log_level, config.log_format, "api")
@@ -42,22 +45,36 @@ def serve(config: Config, manager: PluginManager, only_rank_0: OnlyRank0 | None 
     worker_pool = WorkerPool((config.log_level, config.log_format))
     # A signal that arrives while the workers start stays pending until the launcher handles it.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    addresses = Addresses.make(config.server.tokenizers, config.tp if only_rank_0 is None else 1)
+    ranks = ranks or all_ranks(config.tp)
+    addresses = Addresses.make(config.server.tokenizers, len(ranks))
+    workers = {f"scheduler-{rank}": body for rank, body in enumerate(ranks)} | text_workers(addresses, model)
     try:
-        if only_rank_0 is not None:  # a thread has the signal mask of the thread that starts it
-            threading.Thread(target=only_rank_0.watch_parent, name="parent-watch", daemon=True).start()
         log.info("starting %s with tp=%d and %d tokenizer processes", model, config.tp, config.server.tokenizers)
-        worker_pool.start(addresses, model, encoded, config.tp, only_rank_0)
+        worker_pool.start(addresses, encoded, workers)
         from minisgl.server.launcher import Launcher  # imports the HTTP libraries while the workers start
 
-        status = asyncio.run(Launcher(config, manager, addresses, worker_pool, listener).run())
-        return status if only_rank_0 is None else status or only_rank_0.end_status
+        return asyncio.run(Launcher(config, manager, addresses, worker_pool, listener).run())
     finally:
         worker_pool.kill()
         worker_pool.close()
         addresses.remove()
         listener.close()
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def all_ranks(tp: int) -> list[Callable[..., None]]:
+    """Return the bodies of the processes of ``tp`` ranks, which connect to each other at a free port."""
+    rendezvous = f"127.0.0.1:{free_port()}" if tp > 1 else ""
+    return [partial(run_rank, rank=rank, rendezvous=rendezvous) for rank in range(tp)]
+
+
+def text_workers(addresses: Addresses, model: str) -> dict[str, Callable[..., None]]:
+    """Return the bodies of the tokenizers' and the detokenizer's processes, by name. ``model`` is its directory."""
+    inboxes = {f"tokenizer-{i}": inbox for i, inbox in enumerate(addresses.tokenizers)}
+    inboxes = {"detokenizer": addresses.detokenizer} | {
+        role: inbox for role, inbox in inboxes.items() if inbox != addresses.detokenizer
+    }
+    return {role: partial(run_text_process, inbox=inbox, model=model, role=role) for role, inbox in inboxes.items()}
 
 
 def is_loopback(host: str) -> bool:

@@ -45,7 +45,7 @@ from minisgl.message.queue import Addresses, Pull, Push
 from minisgl.plugin_manager.manager import PluginManager, decode_part, options_of, plugins_of
 from minisgl.server.errors import refusal
 from minisgl.server.protocol import check_chat_size, check_num_ids
-from minisgl.server.worker_process import Ready, Report
+from minisgl.server.worker_pool import Ready, Report
 from minisgl.tokenizer.detokenizer import Detokenizer
 from minisgl.tokenizer.tokenizer import Tokenizer, build_tokenizer
 
@@ -60,14 +60,7 @@ _OTHERS = 0
 """The queue of the messages that belong to no request with several choices."""
 
 
-def run_text_process(
-    report: Report,
-    addresses: Addresses,
-    inbox: str,
-    model: str,
-    encoded: bytes,
-    role: str,
-) -> None:
+def run_text_process(report: Report, addresses: Addresses, encoded: bytes, inbox: str, model: str, role: str) -> None:
     """Run a tokenizer process or the detokenizer process until a `Stop` message arrives.
 
     This is the ``body`` argument of `worker_main`. ``inbox`` is the address at which the process receives messages.

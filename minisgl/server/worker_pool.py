@@ -1,38 +1,94 @@
-"""The worker processes of a server: the ranks, the detokenizer and the tokenizers.
+"""The worker processes of a server: how they start, report, end, and are killed.
 
-The launcher starts, watches and kills the workers through `WorkerPool`. This module knows processes and pipes, and not
-the work that the processes do. After `WorkerPool.kill` no worker process exists any more.
+The launcher starts and kills the workers through `WorkerPool`. `worker_main` is the main function of a worker: it runs
+the *body* of the worker's work (`minisgl.server.rank_process`, `minisgl.server.text_process`), of which this module
+knows nothing. A worker reports when it is ready, and the reason if it fails. It ignores SIGINT, SIGTERM and SIGHUP,
+which the launcher handles. It exits when the launcher exits, even one that was killed (promise 10). After
+`WorkerPool.kill` no worker process exists any more.
 """
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import logging
 import multiprocessing
 import os
 import signal
+import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
 
+import msgspec
+
+from minisgl.config import ConfigError
+from minisgl.core import EngineSpec
 from minisgl.message.queue import Addresses
-from minisgl.server.rank_process import run_rank
-from minisgl.server.text_process import run_text_process
-from minisgl.server.worker_process import (
-    SIGNALS,
-    STACK_DUMP_SIGNAL,
-    DrainRequest,
-    Failed,
-    Ready,
-    read_report,
-    worker_main,
-)
-from minisgl.utils.ports import free_port
+from minisgl.plugin_manager.failures import described
+from minisgl.utils.log import setup_logging
 
 log = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The signals that the launcher handles and the workers ignore."""
+TRACEBACK_DELAY_SECONDS = 0.2
+"""Seconds between the report of a failure and its traceback on standard error.
+
+If this worker failed only because another process died, the launcher kills this worker within that time. The log then
+has only the message about the process that died first.
+"""
+STACK_DUMP_SIGNAL = signal.SIGUSR1
+"""The signal at which a worker writes its stack to standard error, even while a C call keeps the interpreter busy."""
+
+
+class Ready(msgspec.Struct, tag=True, array_like=True):
+    """The report of a worker that is ready for requests.
+
+    ``plugins`` are the plugins that the worker loaded, each as name, path and SHA-256. ``spec`` are the sizes of the
+    worker's engine; None for a worker without an engine.
+    """
+
+    plugins: list[tuple[str, str, str]] = []
+    spec: EngineSpec | None = None
+
+
+class Failed(msgspec.Struct, tag=True, array_like=True):
+    """The report of a worker that exits with an error.
+
+    ``options`` is true if the cause is a `ConfigError`: the user must change an option, and the message says which.
+    """
+
+    message: str
+    options: bool = False
+
+
+class DrainRequest(msgspec.Struct, tag=True, array_like=True):
+    """The report that another rank's process was asked to end: the server drains."""
+
+
+ReportMessage = Ready | Failed | DrainRequest
+
+
+class Report:
+    """A worker's connection to the launcher. Every thread of the worker may send."""
+
+    def __init__(self, pipe: Connection):
+        self._pipe = pipe
+        self._lock = threading.Lock()
+
+    def send(self, message: ReportMessage) -> None:
+        if isinstance(message, Ready):
+            log.info("ready")
+        with self._lock, contextlib.suppress(OSError):  # the launcher has exited, and this process exits with it
+            self._pipe.send_bytes(msgspec.msgpack.encode(message))
+
+
+# ---- in the launcher ---------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -56,7 +112,7 @@ class Worker:
     def read_reports(self) -> None:
         """Read the worker's pending reports from the pipe."""
         try:
-            while not self.pipe_closed and (message := read_report(self.pipe)) is not None:
+            while not self.pipe_closed and (message := self._next_report()) is not None:
                 match message:
                     case Ready():
                         self.ready = message
@@ -66,6 +122,10 @@ class Worker:
                         self.failed = message
         except (EOFError, OSError):
             self.pipe_closed = True
+
+    def _next_report(self) -> ReportMessage | None:
+        """Return the next report, or None. Raise EOFError if the worker has closed its end of the pipe."""
+        return msgspec.msgpack.decode(self.pipe.recv_bytes(), type=ReportMessage) if self.pipe.poll() else None
 
     @property
     def is_rank(self) -> bool:
@@ -92,21 +152,6 @@ class Worker:
         return f"it ended with status {code}, without an error message: perhaps a plugin or a library called os._exit"
 
 
-@dataclass(frozen=True)
-class OnlyRank0:
-    """How a server runs whose other ranks are started by another program.
-
-    ``run`` is the body of rank 0's process, and gets ``place`` as its last argument.
-    ``watch_parent`` runs in a thread of the API server, and signals it to drain when the other program has ended.
-    ``end_status`` is the server's exit status after a clean end.
-    """
-
-    run: Callable[..., None]
-    place: object
-    watch_parent: Callable[[], None]
-    end_status: int
-
-
 class WorkerPool:
     """All worker processes of one server."""
 
@@ -115,43 +160,26 @@ class WorkerPool:
         self._context = multiprocessing.get_context("spawn")
         self.workers: list[Worker] = []
 
-    def start(
-        self,
-        addresses: Addresses,
-        model: str,
-        config: bytes,
-        tp: int,
-        only_rank_0: OnlyRank0 | None = None,
-    ) -> None:
-        """Start all workers, the ``tp`` ranks first because they take longest to start.
+    def start(self, addresses: Addresses, config: bytes, bodies: Mapping[str, Callable[..., None]]) -> None:
+        """Start a worker for each of ``bodies`` (`worker_main`), by its name.
 
-        ``model`` is the model's directory. ``config`` is the config, encoded by `encode_config`. With ``only_rank_0``,
-        rank 0 is the only rank that is started here.
+        The ranks are the first, because they take longest to start. ``config`` is the config, encoded by
+        `encode_config`.
         """
-        rendezvous = f"127.0.0.1:{free_port()}" if tp > 1 and only_rank_0 is None else ""
         # Starting the resource tracker may unblock SIGINT and SIGTERM. Start it before they are blocked here, because
         # the workers must start with all signals of `SIGNALS` blocked.
         resource_tracker.ensure_running()
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
-            for rank in range(tp if only_rank_0 is None else 0):
-                self._start(f"scheduler-{rank}", run_rank, addresses, config, rank, rendezvous)
-            if only_rank_0 is not None:
-                self._start("scheduler-0", only_rank_0.run, addresses, config, only_rank_0.place)
-            self._start("detokenizer", run_text_process, addresses, addresses.detokenizer, model, config, "detokenizer")
-            for i, address in enumerate(addresses.tokenizers):
-                if address != addresses.detokenizer:
-                    self._start(f"tokenizer-{i}", run_text_process, addresses, address, model, config, f"tokenizer-{i}")
+            for role, body in bodies.items():
+                ours, theirs = self._context.Pipe(duplex=False)
+                args = (role, self._log_options, body, theirs, addresses, config)
+                process = self._context.Process(target=worker_main, args=args, name=f"minisgl-{role}")
+                process.start()
+                theirs.close()
+                self.workers.append(Worker(role, process, ours))
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-
-    def _start(self, role: str, body: Callable[..., None], addresses: Addresses, *args: Any) -> None:
-        ours, theirs = self._context.Pipe(duplex=False)
-        args = (role, self._log_options, body, theirs, addresses, *args)
-        process = self._context.Process(target=worker_main, args=args, name=f"minisgl-{role}")
-        process.start()
-        theirs.close()
-        self.workers.append(Worker(role, process, ours))
 
     def dead(self) -> list[Worker]:
         """Return the workers that have ended, the most informative first.
@@ -202,3 +230,50 @@ class WorkerPool:
         """Close the pipes. Call this after `kill`, when the event loop no longer watches them."""
         for worker in self.workers:
             worker.pipe.close()
+
+
+# ---- in the worker -----------------------------------------------------------------------------------------------
+
+
+def worker_main(
+    role: str,
+    log_options: tuple[str, str],
+    body: Callable[..., None],
+    pipe: Connection,
+    addresses: Addresses,
+    config: bytes,
+) -> None:
+    """Run ``body(report, addresses, config)``, and report the exception if it raises one.
+
+    This is the main function of a worker process. ``role`` is the worker's name, such as ``scheduler-0``.
+    ``log_options`` are ``log_level`` and ``log_format``. ``pipe`` is the worker's end of the pipe to the launcher.
+    The process exits with status 2 after a `ConfigError`, and with status 1 after any other exception.
+    """
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    faulthandler.register(STACK_DUMP_SIGNAL, all_threads=False)
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as name:
+        name.write(role[:15])  # what ps and top show on Linux
+    setup_logging(*log_options, role)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_exit_with, args=(parent.sentinel, addresses), name="parent-watch", daemon=True).start()
+    report = Report(pipe)
+    try:
+        body(report, addresses, config)
+    except ConfigError as error:
+        report.send(Failed(str(error), options=True))
+        sys.exit(2)
+    except BaseException as error:
+        report.send(Failed(described(error)))
+        time.sleep(TRACEBACK_DELAY_SECONDS)
+        log.critical("%s failed", role, exc_info=True)
+        sys.exit(1)
+
+
+def _exit_with(sentinel: int, addresses: Addresses) -> None:
+    """Exit this process as soon as the launcher, whose sentinel this is, has exited. Remove the folder that it left."""
+    wait([sentinel])
+    addresses.remove()
+    os._exit(1)

@@ -41,6 +41,7 @@ def test_the_new_modules_exist() -> None:
         "minisgl.options.completion": "plugins.command.completion",
         "minisgl.options.reference": "chapters.site.reference",
         "minisgl.server.responses": "minisgl.server.generate",
+        "minisgl.server.worker_process": "minisgl.server.worker_pool",
     }
     for before, since_0_3 in moved.items():
         modules = [re.sub(rf"^{re.escape(before)}\b", since_0_3, module) for module in modules]

@@ -33,7 +33,7 @@ from minisgl.config import Config, ConfigError
 from minisgl.engine.ranks import follow
 from minisgl.plugin_manager.failures import described
 from minisgl.plugin_manager.manager import PluginManager, decode_config, encode_config, plugins_of
-from minisgl.server.worker_process import STACK_DUMP_SIGNAL
+from minisgl.server.worker_pool import STACK_DUMP_SIGNAL
 from minisgl.utils.log import setup_logging
 from minisgl.utils.version import __version__
 

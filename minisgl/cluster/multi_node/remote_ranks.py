@@ -35,7 +35,7 @@ from minisgl.engine.ranks import Peers
 from minisgl.message.queue import Addresses
 from minisgl.plugin_manager.manager import PluginManager, decode_config, plugins_of
 from minisgl.server.rank_process import run_leader
-from minisgl.server.worker_process import DrainRequest, Failed, Report
+from minisgl.server.worker_pool import DrainRequest, Failed, Report
 from minisgl.utils.ports import free_port
 from minisgl.utils.version import __version__
 

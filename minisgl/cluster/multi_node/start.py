@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from minisgl.cluster.multi_node.follower_process import run_follower
 from minisgl.cluster.multi_node.handshake import read_secret
@@ -14,7 +16,7 @@ from minisgl.cluster.multi_node.torchrun import END_STATUS, PARENT_POLL_SECONDS,
 from minisgl.config import Config, MultiNodeConfig
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.server.serve import serve
-from minisgl.server.worker_pool import OnlyRank0
+from minisgl.server.worker_pool import SIGNALS
 
 
 def start(config: Config, manager: PluginManager, words: Sequence[str]) -> int:
@@ -29,7 +31,10 @@ def start(config: Config, manager: PluginManager, words: Sequence[str]) -> int:
     if place is None or place.size == 1:
         return serve(config, manager)
     check_multi_node(config.multi_node)
-    return serve(config, manager, OnlyRank0(run_rank_0, place, end_with_torchrun, END_STATUS))
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # a thread has the mask of the thread that starts it
+    threading.Thread(target=end_with_torchrun, name="parent-watch", daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    return serve(config, manager, [partial(run_rank_0, place=place)]) or END_STATUS
 
 
 def check_multi_node(options: MultiNodeConfig) -> None:
