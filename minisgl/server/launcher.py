@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import uvicorn
 
@@ -39,17 +39,8 @@ SHUTDOWN_GRACE_SECONDS = 1.0
 """Seconds that processes and connections have to end by themselves, before they are killed or closed."""
 FLUSH_SECONDS = 5.0
 """Seconds that the last bytes of finished responses have to reach their clients after SIGTERM."""
-
-
-class _Event(NamedTuple):
-    """An event that the launcher must react to.
-
-    ``worker``: a worker has sent a report, or has ended. ``signal``: the launcher got the signal ``signal``. ``http``:
-    the HTTP server has ended.
-    """
-
-    kind: Literal["worker", "signal", "http"]
-    signal: int = 0
+_LOOK = 0
+"""The event that a worker has sent a report or ended, or that the HTTP server has. Other events are signals."""
 
 
 class _Http(uvicorn.Server):
@@ -73,7 +64,7 @@ class Launcher:
     ):
         self._config, self.plugin_manager, self._addresses = config, manager, addresses
         self.worker_pool, self._listener = worker_pool, listener
-        self._events: asyncio.Queue[_Event] = asyncio.Queue()
+        self._events: asyncio.Queue[int] = asyncio.Queue()  # the numbers of signals, and `_LOOK`
         self._extensions = load_extensions(config, manager)
         check_options(config.server, self._extensions)
 
@@ -83,7 +74,7 @@ class Launcher:
         for number in SIGNALS:
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                 continue  # nohup: the server goes on when its terminal is closed
-            loop.add_signal_handler(number, self._events.put_nowait, _Event("signal", signal=number))
+            loop.add_signal_handler(number, self._events.put_nowait, int(number))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         for worker in self.worker_pool.workers:
             for descriptor in (worker.pipe.fileno(), worker.process.sentinel):
@@ -110,7 +101,7 @@ class Launcher:
         worker.read_reports()
         if descriptor == worker.process.sentinel or worker.pipe_closed:
             asyncio.get_running_loop().remove_reader(descriptor)
-        self._events.put_nowait(_Event("worker"))
+        self._events.put_nowait(_LOOK)
 
     def _serve_http(self) -> None:
         defaults = default_sampling_params(self._config, resolve_model(self._config.model))
@@ -127,7 +118,7 @@ class Launcher:
             options |= extension.uvicorn_options()
         self._http = _Http(uvicorn.Config(create_app(self._api), **options))
         self._http_task = asyncio.create_task(self._http.serve(sockets=[self._listener]))
-        self._http_task.add_done_callback(lambda _: self._events.put_nowait(_Event("http")))
+        self._http_task.add_done_callback(lambda _: self._events.put_nowait(_LOOK))
 
     # ---- start, serve, end ---------------------------------------------------------------------------------
 
@@ -137,9 +128,8 @@ class Launcher:
         Raise `ConfigError` if a worker reports a wrong option.
         """
         while not all(worker.ready for worker in self.worker_pool.workers) or not self._http.started:
-            event = await self._events.get()
-            if event.kind == "signal":
-                return _status_of(event.signal)
+            if number := await self._events.get():
+                return _status_of(number)
             if dead := self.worker_pool.dead():
                 failed = dead[0].failed
                 if failed is not None and failed.options:
@@ -169,9 +159,8 @@ class Launcher:
         while True:
             if any(worker.asks_to_drain for worker in self.worker_pool.workers):
                 return await self._drain(on_request=True)
-            event = await self._events.get()
-            if event.kind == "signal":
-                return await (self._end_now(event.signal) if event.signal == signal.SIGINT else self._drain())
+            if number := await self._events.get():
+                return await (self._end_now(number) if number == signal.SIGINT else self._drain())
             if status := await self._stop_if_worker_died():
                 return status
 
@@ -180,7 +169,7 @@ class Launcher:
         for worker in self.worker_pool.workers:
             if worker.role == role:
                 self.worker_pool.kill_hung(worker, why)
-                self._events.put_nowait(_Event("worker"))
+                self._events.put_nowait(_LOOK)
 
     async def _drain(self, on_request: bool = False) -> int:
         """Refuse new requests, wait until the open requests have finished, and end the server: after SIGTERM or SIGHUP.
@@ -196,14 +185,14 @@ class Launcher:
             await asyncio.wait({idle, event}, return_when=asyncio.FIRST_COMPLETED)
             if not event.done():
                 event.cancel()
-            elif event.result().kind == "signal":
-                if event.result().signal == signal.SIGHUP:
+            elif number := event.result():
+                if number == signal.SIGHUP:
                     continue  # a terminal that is closed may send it twice, and a manager after SIGTERM
-                if on_request and event.result().signal == signal.SIGTERM:
+                if on_request and number == signal.SIGTERM:
                     on_request = False
                     continue
                 idle.cancel()
-                return await self._end_now(event.result().signal)
+                return await self._end_now(number)
             elif status := await self._stop_if_worker_died():
                 idle.cancel()
                 return status

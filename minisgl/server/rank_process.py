@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -175,7 +174,6 @@ class SchedulerLoop:
         self._new_requests: list[NewRequest] = []
         self._stopped = False
         self._trimmed = True  # no step ran since the heap was trimmed
-        self._last_step = 0.0  # the time of the last step
 
     def run(self) -> None:
         """Run until a `Stop` message arrives. Wait for messages only if the scheduler has no work."""
@@ -191,21 +189,18 @@ class SchedulerLoop:
             output = Output()
             if self._scheduler.has_work:
                 output = self._scheduler.step()
-                self._trimmed, self._last_step = False, time.monotonic()
+                self._trimmed = False
             if self._new_requests or output:
                 self._to_detokenizer(Outputs(self._new_requests, output))
                 self._new_requests = []
 
     def _trim_when_idle(self) -> None:
-        """Trim the heap, once after the last step, if no step follows for `TRIM_IDLE_SECONDS`.
+        """Trim the heap, once after the last step, if no message arrives for `TRIM_IDLE_SECONDS`.
 
         On a CPU the activations of a large step are heap memory, which the C library keeps: about 90 MiB for 8192
         tokens of ``tutor`` (docs/design/cpu-memory.md).
         """
-        if self._trimmed:
-            return
-        left = self._last_step + TRIM_IDLE_SECONDS - time.monotonic()
-        if left <= 0 or not self._inbox.wait(left):
+        if not self._trimmed and not self._inbox.wait(TRIM_IDLE_SECONDS):
             trim_heap()
             self._trimmed = True
 

@@ -25,6 +25,7 @@ from minisgl.engine.ranks import Peers, follow
 from minisgl.hooks import hookimpl
 from minisgl.plugin_manager.manager import PluginManager, decode_config, encode_config, plugins_of
 from minisgl.utils.log import setup_logging
+from minisgl.utils.parent import when_parent_ends
 from minisgl.utils.ports import free_port
 
 if TYPE_CHECKING:
@@ -171,7 +172,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--parent", type=int, required=True)
     args = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by rank 0, which closes this standard input
-    threading.Thread(target=_exit_with_parent, args=(args.parent,), name="parent-watch", daemon=True).start()
+    # Even if the main thread waits for a device.
+    when_parent_ends(lambda: os._exit(1), PARENT_POLL_SECONDS, args.parent)
     read = _message_reader(sys.stdin.buffer)
     data = read()
     if data is None:
@@ -189,13 +191,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.stderr.flush()
         os._exit(1)  # no clean shutdown: closing the engine could wait for another rank that has exited
     engine.close()
-
-
-def _exit_with_parent(parent: int) -> None:
-    """Exit this process when the process with id ``parent`` has exited, even if the main thread waits for a device."""
-    while os.getppid() == parent:
-        time.sleep(PARENT_POLL_SECONDS)
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import os
 import queue
 import signal
 import socket
-import threading
 import time
 
 from minisgl.cluster.multi_node.frames import (
@@ -35,6 +34,7 @@ from minisgl.plugin_manager.failures import described
 from minisgl.plugin_manager.manager import PluginManager, decode_config, encode_config, plugins_of
 from minisgl.server.worker_pool import STACK_DUMP_SIGNAL
 from minisgl.utils.log import setup_logging
+from minisgl.utils.parent import when_parent_ends
 from minisgl.utils.version import __version__
 
 log = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ class Rank0:
         self._steps: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._link = Link(*connection, "rank 0", self._on_message, self._on_dead)
         self._link.start()
-        threading.Thread(target=self._leave_with_parent, name="parent-watch", daemon=True).start()
+        when_parent_ends(self._link.leave, PARENT_POLL_SECONDS)  # torchrun: rank 0 drains its server
 
     def wait_for_welcome(self) -> Welcome:
         """Wait until all ranks have connected to rank 0."""
@@ -165,10 +165,3 @@ class Rank0:
     def _on_dead(self, reason: str) -> None:
         log.critical("this rank ends: %s", reason)
         os._exit(1)  # the main thread may wait in a collective, which has no other end
-
-    def _leave_with_parent(self) -> None:
-        """Ask rank 0 to drain its server when the parent of this process, torchrun, has ended."""
-        parent = os.getppid()
-        while os.getppid() == parent:
-            time.sleep(PARENT_POLL_SECONDS)
-        self._link.leave()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
-import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -17,6 +15,7 @@ from minisgl.config import Config, MultiNodeConfig
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.server.serve import serve
 from minisgl.server.worker_pool import SIGNALS
+from minisgl.utils.parent import when_parent_ends
 
 
 def start(config: Config, manager: PluginManager, words: Sequence[str]) -> int:
@@ -32,7 +31,8 @@ def start(config: Config, manager: PluginManager, words: Sequence[str]) -> int:
         return serve(config, manager)
     check_multi_node(config.multi_node)
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # a thread has the mask of the thread that starts it
-    threading.Thread(target=end_with_torchrun, name="parent-watch", daemon=True).start()
+    # The server drains, as after SIGTERM, when the parent of this process, torchrun, has ended.
+    when_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM), PARENT_POLL_SECONDS)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     return serve(config, manager, [partial(run_rank_0, place=place)]) or END_STATUS
 
@@ -43,11 +43,3 @@ def check_multi_node(options: MultiNodeConfig) -> None:
     assert options.interface is not None
     read_secret(options.secret_file)
     address_of(options.interface)
-
-
-def end_with_torchrun() -> None:
-    """Have this server drain, as SIGTERM does, when the parent of this process, torchrun, has ended."""
-    parent = os.getppid()
-    while os.getppid() == parent:
-        time.sleep(PARENT_POLL_SECONDS)
-    os.kill(os.getpid(), signal.SIGTERM)
