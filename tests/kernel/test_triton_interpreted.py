@@ -12,6 +12,7 @@ import pytest
 from minisgl.testing.interpreter import run_interpreted
 
 pytest.importorskip("triton", reason="Triton is not installed here")
+pytestmark = pytest.mark.timeout(1800)  # these tests compute for a minute or two, and share the processors with others
 GPU = Path(__file__).parents[1] / "gpu"
 
 
