@@ -52,7 +52,9 @@ class AttnNeeds:
     workspace: int = 0  # bytes of device memory that the backend allocates itself
     phases: frozenset[str] = frozenset({"decode", "extend"})  # "decode": rows of one query token; "extend": prefill
     graph: bool = False  # whether a decode step with this backend can be recorded in a graph and replayed
-    shared_prefix: bool = False  # whether decode uses AttnBatch.shared_prefix_len to read a common prefix only once
+    shared_prefix: bool = False
+    """Whether decode uses `AttnBatch.shared_prefix_len` to read a common prefix only once. The plugin must also find
+    such prefixes, with `minisgl.plugins.kernels.attention.shared_prefix`."""
     device_lengths: bool = False  # whether a recorded decode step may change AttnBatch.seq_lens without a new plan
     fused_rows: int = 0
     """Up to this number of decode rows, `attend` may read and store KV in one launch. No row of such a step may read

@@ -22,14 +22,6 @@ from torch import Tensor
 from minisgl.attention import AttnBatch
 from minisgl.core import I32, PENDING, EngineSpec, Step
 from minisgl.engine.results import PromptPositions, prompt_arrays
-from minisgl.engine.verification import Verification, verification_arrays
-
-MIN_SAVED_TOKENS = 1 << 15
-"""The smallest saving, in tokens of KV reads, at which attention reads the prefix of all decode rows separately.
-
-Reading the KV of the common prefix once, instead of once per row, saves prefix length · (rows - 1) tokens of KV reads.
-The separate pass itself costs about as much as reading this number of tokens with eight KV heads (measured on an H200).
-"""
 
 
 class Line(IntEnum):
@@ -56,6 +48,56 @@ class SamplePlan(NamedTuple):
     rows: dict[int, I32]  # flag of a group (`sampler.GROUPS`) -> the rows that use it; no entry if all rows do
     alternatives: I32 | None = None  # [rows] number of alternatives to report with the token; -1: no log-probabilities
     bias_width: int = 0  # largest number of biased tokens of a row
+
+
+class Accepted(NamedTuple):
+    """Which tokens of a step count, for each row that samples: see `Verification`."""
+
+    length: Tensor  # int64 [rows] number of tokens that count, at least 1
+    last: Tensor  # int64 [rows] the last of these tokens
+
+
+class Verification(NamedTuple):
+    """The rows of a step that sample, each padded to k sampled positions, as tensors on the device.
+
+    A row may sample after its first token and after each draft token. A sampled token should equal the draft token that
+    follows. The sampled tokens count up to, and including, the first one that does not (speculative decoding: Leviathan
+    et al., 2022). All work is done on the device, so the host does not wait.
+
+    k is the largest number of sampled positions of a row. A row that verifies nothing has one sampled position and no
+    draft. Sampled positions are numbered over all rows, in order.
+    """
+
+    req_pool_indices: Tensor  # int32 [rows], no index twice
+    positions: Tensor  # int32 [rows, k] numbers of the row's sampled positions; padding repeats the last one
+    drafts: Tensor  # int32 [rows, k] the draft token after each of these positions; -1: there is none
+    row: Tensor  # int32 [positions] row of each sampled position
+    offset: Tensor  # int32 [positions] how many sampled positions of the same row are before it
+
+    def accept(self, tokens: Tensor) -> Accepted:
+        """Compare the sampled ``tokens`` int64 [positions] with the drafts.
+
+        A row's length is 1 + the number of its leading drafts that equal the token sampled before them. Every rank gets
+        the same result from the same tokens.
+        """
+        sampled = tokens.index_select(0, self.positions.flatten()).view(self.positions.shape)
+        length = (sampled == self.drafts).cumprod(1).sum(1) + 1
+        return Accepted(length, sampled.gather(1, length[:, None] - 1).squeeze(1))
+
+    def counts(self, accepted: Accepted) -> Tensor:
+        """Return whether the token of each sampled position counts, bool [positions]."""
+        return self.offset < accepted.length.index_select(0, self.row)
+
+    def add_drafts(self, history: Tensor, group: Tensor | None) -> None:
+        """Count, in ``history``, the drafts of the same row before each sampled position as output tokens.
+
+        ``history`` int32 [group, vocab] is as in `minisgl.engine.logits_processors.apply_penalties` and is changed in
+        place. Its rows are the sampled positions in ``group``, int32; None: all.
+        """
+        row, offset = (self.row, self.offset) if group is None else (x.index_select(0, group) for x in self[3:])
+        before = torch.arange(self.drafts.shape[1] - 1, dtype=torch.int32, device=history.device) < offset[:, None]
+        drafts = self.drafts[:, :-1].index_select(0, row).clamp_(min=0)
+        history.scatter_add_(1, drafts.long(), before.int() * 2)
 
 
 class SamplingInputs(NamedTuple):
@@ -123,24 +165,21 @@ class Download:
 
 
 class InputBuilder:
-    """Builder of each step's inputs; owns the page table, int32 [max_running_requests + 1, max_pages].
+    """Builder of each step's inputs; owns the page table, int32 [max_running_requests + 1, max_pages]."""
 
-    ``detect_shared_prefix`` is True if the attention backend can handle a prefix that all decode rows share separately
-    (`AttnNeeds.shared_prefix`). If it is False, `find_shared_prefix` always returns False.
-    """
+    shared_prefix_len: Tensor | None = None  # [1] int32, on the device: see `find_shared_prefix`
 
-    def __init__(self, spec: EngineSpec, device: torch.device, *, detect_shared_prefix: bool = True):
-        self.spec, self.device, self.detect_shared_prefix = spec, device, detect_shared_prefix
+    def __init__(self, spec: EngineSpec, device: torch.device):
+        self.spec, self.device = spec, device
         self.upload = Uploader(device)
         columns = -(-spec.max_seq_len // spec.page_size)
         # The host copy gives KV locations without reading the device. On a CPU both tables share the same memory.
-        self._page_table_cpu = np.full((spec.max_running_requests + 1, columns), spec.num_pages, np.int32)
-        self.page_table = torch.from_numpy(self._page_table_cpu)
+        self.page_table_cpu = np.full((spec.max_running_requests + 1, columns), spec.num_pages, np.int32)
+        self.page_table = torch.from_numpy(self.page_table_cpu)
         if device.type != "cpu":
             self.page_table = self.page_table.to(device)
         self._cu_seqlens_q_cpu = np.arange(spec.max_running_requests + 2, dtype=np.int32)
         self._cu_seqlens_q = torch.from_numpy(self._cu_seqlens_q_cpu).to(device)
-        self.shared_prefix_len = torch.zeros(1, dtype=torch.int32, device=device)  # set by `find_shared_prefix`
 
     @staticmethod
     def page_table_row_bytes(max_seq_len: int, page_size: int) -> int:
@@ -152,45 +191,27 @@ class InputBuilder:
         rows, columns, pages = step.page_table_updates
         if not len(rows):
             return
-        self._page_table_cpu[rows, columns] = pages  # duplicate indices: numpy keeps the last write
+        self.page_table_cpu[rows, columns] = pages  # duplicate indices: numpy keeps the last write
         if self.device.type != "cpu":
             # With duplicate indices, a scatter on the device may keep any of the writes. Read the values back from the
             # host copy, so that all writes to one entry carry the same page.
-            entries = rows * np.int32(self._page_table_cpu.shape[1]) + columns
-            indices, values = self.upload([entries, self._page_table_cpu[rows, columns]])
+            entries = rows * np.int32(self.page_table_cpu.shape[1]) + columns
+            indices, values = self.upload([entries, self.page_table_cpu[rows, columns]])
             self.page_table.view(-1).index_copy_(0, indices.long(), values)
 
     def find_shared_prefix(self, step: Step) -> bool:
-        """Return whether all rows of a decode step share a prefix long enough to be worth a separate pass.
+        """Return whether attention should read a prefix that all rows of a decode step share separately.
 
-        If so, write the length of the prefix in tokens, a multiple of the page size, to `shared_prefix_len` on the
-        device. The search is a binary search over page columns: two rows with the same page in column c have the same
-        tokens in all columns up to c, because the content of a page determines the tokens before it.
+        `shared_prefix_len` then has its length. Here: never. `minisgl.plugins.kernels.attention.shared_prefix` finds it
+        for backends with `AttnNeeds.shared_prefix`.
         """
-        size = self.spec.page_size
-        # In pages. The token that a row computes in this step is not shared, so its page does not count.
-        low, high = 0, int(step.num_computed_tokens.min()) // size
-        if not self.detect_shared_prefix or high * size * (step.rows - 1) < MIN_SAVED_TOKENS:
-            return False
-        probe = -(-MIN_SAVED_TOKENS // (size * (step.rows - 1)))  # the shortest prefix, in pages, that is worth it
-        while low < high:
-            column = self._page_table_cpu[step.req_pool_indices, probe - 1]
-            if (column == column[0]).all():
-                low = probe
-            elif low == 0:
-                return False
-            else:
-                high = probe - 1
-            probe = (low + high + 1) // 2
-        (length,) = self.upload([np.array([low * size], np.int32)])
-        self.shared_prefix_len.copy_(length)
-        return True
+        return False
 
     def out_cache_loc(self, req_pool_indices: I32, positions: I32) -> I32:
         """Return the KV location (page · page_size + offset) of each position. All arrays are int32 [tokens]."""
         size = np.int32(self.spec.page_size)
         columns, offsets = np.divmod(positions, size)
-        locations: I32 = self._page_table_cpu[req_pool_indices, columns] * size + offsets
+        locations: I32 = self.page_table_cpu[req_pool_indices, columns] * size + offsets
         return locations
 
     def token_rows(self, step: Step) -> I32:
@@ -279,3 +300,18 @@ class InputBuilder:
         num_top = max(r.num_top for r in step.prompt_logprobs)
         indices, targets = self.upload(prompt_arrays(step))
         return PromptPositions(indices, targets, num_top)
+
+
+def verification_arrays(step: Step) -> list[I32]:
+    """Return the fields of the step's `Verification` as host arrays."""
+    sample = step.sample
+    counts = step.num_sampled_tokens[sample]
+    begin = np.cumsum(counts, dtype=np.int32) - counts
+    row = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    offset = np.arange(len(row), dtype=np.int32) - begin[row]
+    k = np.arange(counts.max(), dtype=np.int32)
+    positions = np.minimum(k, counts[:, None] - 1) + begin[:, None]
+    first = np.cumsum(step.num_scheduled_tokens, dtype=np.int32)[sample] - counts  # token of the first sampled position
+    after = np.minimum(first[:, None] + 1 + k, len(step.input_ids) - 1)
+    drafts = np.where(k < counts[:, None] - 1, step.input_ids[after], np.int32(-1))
+    return [step.req_pool_indices[sample], positions, drafts, row, offset]

@@ -17,10 +17,9 @@ from torch import Tensor
 
 from minisgl.attention import AttentionBackend, AttnBatch
 from minisgl.core import EngineSpec, Step, StepResult, TokenMasks
-from minisgl.engine.inputs import InputBuilder, Line, ModelInputs, SamplePlan, SamplingInputs
+from minisgl.engine.inputs import Accepted, InputBuilder, Line, ModelInputs, SamplePlan, SamplingInputs
 from minisgl.engine.results import PromptPositions, read_result, score_prompt
 from minisgl.engine.sampler import Sampled, Sampler
-from minisgl.engine.verification import Accepted
 from minisgl.layers.context import Context
 from minisgl.models.decoder import Model
 
@@ -133,7 +132,7 @@ class ModelRunner:
         self.model, self.attention, self.ctx, self.spec = model, attention, ctx, spec
         self.max_step_tokens, self.rank, self.size, self.device = max_step_tokens, rank, size, ctx.device
         self.sampler = Sampler(spec.max_running_requests, spec.vocab_size, self.device)
-        self.inputs = InputBuilder(spec, self.device, detect_shared_prefix=attention.needs().shared_prefix)
+        self.inputs = InputBuilder(spec, self.device)
         # [request-pool rows, the scratch row included]: the token that the row sampled last.
         self.last_token_ids = torch.zeros(spec.max_running_requests + 1, dtype=torch.int64, device=self.device)
 

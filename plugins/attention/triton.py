@@ -267,5 +267,13 @@ class TritonAttention(FusedStore):
 
 
 @hookimpl
+def minisgl_wrap_runner(device: torch.device) -> Any:
+    """Let decode steps look for a shared prefix, if the backend in use reads it separately."""
+    from minisgl.plugins.kernels.attention.shared_prefix import with_shared_prefix
+
+    return with_shared_prefix(device)
+
+
+@hookimpl
 def minisgl_configs() -> Any:
     yield "attention", "triton", Triton

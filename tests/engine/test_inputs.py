@@ -8,9 +8,10 @@ import torch
 
 from minisgl.attention import GraphKey
 from minisgl.core import I32, PENDING, EngineSpec, Step
-from minisgl.engine import inputs
 from minisgl.engine.inputs import InputBuilder, SamplePlan
 from minisgl.plugins.graph.replaying.inputs import GraphInputBuffers
+from minisgl.plugins.kernels.attention import shared_prefix
+from minisgl.plugins.kernels.attention.shared_prefix import SharedPrefixInputs
 
 CPU = torch.device("cpu")
 
@@ -134,9 +135,10 @@ def test_graph_buffers_fill() -> None:
 )
 def test_find_shared_prefix(common: list[int], starts: list[int], found: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """`find_shared_prefix` finds ``found`` tokens if the first ``common[i]`` pages of row i are those of row 0."""
-    monkeypatch.setattr(inputs, "MIN_SAVED_TOKENS", 16)
+    monkeypatch.setattr(shared_prefix, "MIN_SAVED_TOKENS", 16)
     spec = EngineSpec(4, 400, 8, 60, 99)
-    builder, rows, columns = InputBuilder(spec, CPU), len(common), 15
+    builder, rows, columns = SharedPrefixInputs(spec, CPU), len(common), 15
+    builder.shared_prefix_len = torch.zeros(1, dtype=torch.int32)
     req_pool_indices = np.arange(rows, dtype=np.int32) + 2
     pages = np.arange(rows * columns, dtype=np.int32).reshape(rows, columns)
     for row, count in enumerate(common):

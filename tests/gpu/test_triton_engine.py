@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from minisgl import LLM, SamplingParams
-from minisgl.engine import inputs
+from minisgl.plugins.kernels.attention import shared_prefix
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.oracle import Oracle
 
@@ -66,10 +66,10 @@ def test_promise_8_shared_prefix(
 ) -> None:
     if not compiled and graph == "cuda":
         pytest.skip("needs a CUDA device: CUDA graphs")
-    monkeypatch.setattr(inputs, "MIN_SAVED_TOKENS", 1)
-    lengths, find = [], inputs.InputBuilder.find_shared_prefix
+    monkeypatch.setattr(shared_prefix, "MIN_SAVED_TOKENS", 1)
+    lengths, find = [], shared_prefix.SharedPrefixInputs.find_shared_prefix
     monkeypatch.setattr(
-        inputs.InputBuilder, "find_shared_prefix", lambda *args: lengths.append(find(*args)) or lengths[-1]
+        shared_prefix.SharedPrefixInputs, "find_shared_prefix", lambda *args: lengths.append(find(*args)) or lengths[-1]
     )
     count, tokens = (24, 16) if compiled else (2, 3)
     rng = np.random.default_rng(3)
