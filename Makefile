@@ -52,7 +52,7 @@ test: lint
 
 # Tests of the parts that most changes touch: structure, options, plugins, the scheduler and its promises, messages, caches.
 CORE_TESTS := tests/test_house.py tests/test_names.py tests/test_repository.py tests/utils tests/message tests/kvcache \
-  tests/options/test_describe.py tests/plugin_manager/test_call_counts.py tests/scheduler tests/trace/test_state.py
+  tests/options/test_describe.py tests/plugin_manager tests/scheduler tests/trace/test_state.py
 
 check: lint
 	$(PYTEST) -q $(CORE_TESTS) $(ARGS)

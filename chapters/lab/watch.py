@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from minisgl.chapters.lab.grader.grade import fingerprint
-from minisgl.utils.signals import signals_raise
+from minisgl.chapters.lab.signals import signals_raise
 
 __all__ = ["watch"]
 

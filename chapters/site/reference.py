@@ -14,17 +14,11 @@ from pathlib import Path
 
 from minisgl import hooks
 from minisgl.config import GROUPS
-from minisgl.options.describe import (
-    PRESETS,
-    Option,
-    core_options,
-    default_choice,
-    options_of,
-    presets,
-)
+from minisgl.options.describe import PRESETS, Option, core_options, options_of
 from minisgl.plugin_manager.discovery import HOOKS
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.command.help import doc_of, help_of, sections
+from minisgl.plugins.command.listing import default_choice, presets
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples" / "hooks"
 """The folder of a source checkout with one example plugin per hook, ``<hook>.py``."""

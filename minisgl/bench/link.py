@@ -18,7 +18,7 @@ import torch
 from minisgl.bench.arguments import add_json, write_json
 from minisgl.config import ConfigError
 from minisgl.plugin_manager.manager import PluginManager
-from minisgl.utils.ports import free_port
+from minisgl.utils.process import free_port
 
 ALGORITHMS: dict[str, tuple[str, dict[str, int]]] = {
     "NCCL": ("torch", {}),

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO
 
 from minisgl.server.cli import main
-from minisgl.utils.parent import when_input_closes
+from minisgl.utils.process import when_input_closes
 
 READY = "minisgl is ready: "
 """The beginning of the line with the server's URL."""

@@ -16,7 +16,7 @@ from minisgl.config import Config, ServerConfig
 from minisgl.server.extension import load_extensions, load_some
 from minisgl.server.launcher import LISTEN
 from minisgl.server.request_record import RequestMiddleware
-from minisgl.utils.files import raise_file_limit
+from minisgl.utils.process import raise_file_limit
 
 CLOSE_SECONDS = 1
 """Seconds that open responses have to end when the server closes."""

@@ -60,7 +60,7 @@ from minisgl.server.app import MIN_BODY, default_max_body
 from minisgl.server.errors import ApiError
 from minisgl.tokenizer.tokenizer import build_tokenizer
 from minisgl.utils.log import setup_logging
-from minisgl.utils.ports import free_port
+from minisgl.utils.process import free_port
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from minisgl.layers.context import Context
 from minisgl.models.converter import Kernels
 from minisgl.models.decoder import Model
 from minisgl.models.generation_config import eos_ids
-from minisgl.plugin_manager.early import early_functions, started_early
+from minisgl.plugin_manager.encoding import early_functions, started_early
 
 if TYPE_CHECKING:
     from minisgl.engine.model_runner import GraphRunner

@@ -16,7 +16,7 @@ from minisgl.layers.linear import (
     gelu_and_mul,
     silu_and_mul,
 )
-from minisgl.plugin_manager.renamed import moved
+from minisgl.plugin_manager.discovery import moved
 
 __all__ = [
     "AttentionLayer",

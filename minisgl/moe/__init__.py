@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from minisgl.plugin_manager.renamed import moved
+from minisgl.plugin_manager.discovery import moved
 
 
 def __getattr__(name: str) -> Any:

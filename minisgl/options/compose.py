@@ -15,25 +15,15 @@ import threading
 import typing
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
-from enum import Enum
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from minisgl.config import GROUPS, PLAIN, ROUTER_GROUPS, Config, ConfigError
-from minisgl.options.describe import (
-    PRESETS,
-    Option,
-    choice_of,
-    core_options,
-    group_options,
-    options_of,
-    presets,
-)
-from minisgl.plugin_manager.discovery import exists, import_module, near
+from minisgl.options.describe import PRESETS, Option, choice_of, core_options, is_preset, options_of
+from minisgl.plugin_manager.discovery import exists, import_module
 from minisgl.plugin_manager.failures import described, ends_silently, is_from_plugin
 from minisgl.plugin_manager.manager import BUILT_IN, PluginManager
-from minisgl.plugin_manager.renamed import RENAMED_OPTIONS, RENAMED_SINCE
 from minisgl.utils.version import __version__
 
 if TYPE_CHECKING:
@@ -98,7 +88,7 @@ def compose(manager: PluginManager, overrides: Sequence[str] = (), kind: type[Co
     try:
         config = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
-        _explain(error, manager, overrides)
+        raise _explained(error, manager, overrides) from error
     except (TypeError, ValueError) as error:  # a __post_init__ that checks its values
         raise ConfigError(f"{error}") from error
     assert isinstance(config, kind)
@@ -114,15 +104,22 @@ def _compose(manager: PluginManager, overrides: Sequence[str], kind: type[Config
     named, words = split_plugins(overrides)
     for name in named:
         manager.add(name)
-    words = [_checked(manager, word, words, kind) for word in words]
+    words = [_in_hydra_syntax(manager, word, words, kind) for word in words]
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    own = tuple(option for plugin in manager.plugins if plugin.source != "built-in" for option in plugin.options)
+    own = tuple(option for plugin in manager.external_plugins for option in plugin.options)
     try:
         return _compose_with_hydra(tuple(words), kind, _Loader(own, weakref.proxy(manager)))  # type: ignore[arg-type]
     except (HydraException, OmegaConfBaseException) as error:
-        _explain(error, manager, overrides)
+        raise _explained(error, manager, overrides) from error
+
+
+def _explained(error: Exception, manager: PluginManager, overrides: Sequence[str]) -> ConfigError:
+    """Return a `ConfigError` for an error of Hydra or OmegaConf, with advice if there is ``plugins/command``."""
+    if advice := _command("advice"):
+        return ConfigError(advice.explain(error, manager, overrides))
+    return ConfigError(next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__))
 
 
 @dataclass(frozen=True)
@@ -202,48 +199,30 @@ def _store(store: Any, group: str, name: str, schema: type) -> None:
         ) from error
 
 
-# ---- checking arguments ------------------------------------------------------------------------------
+# ---- Hydra's syntax ---------------------------------------------------------------------------------
 
 
-def _checked(manager: PluginManager, word: str, words: Sequence[str], kind: type[Config]) -> str:
-    """Return one of the arguments ``words`` in Hydra's syntax. Raise `ConfigError` for an unknown option or choice."""
-    if word.startswith("-"):
-        bare = word.lstrip("-")
-        hint = f" Options are written without dashes: {bare}" if "=" in bare else " Options are written key=value."
-        raise ConfigError(f"{word}: there is no such flag.{hint}")
+def _in_hydra_syntax(manager: PluginManager, word: str, words: Sequence[str], kind: type[Config]) -> str:
+    """Return one of the arguments ``words`` in Hydra's syntax. Raise `ConfigError` if there is no such option."""
     key, equals, value = word.partition("=")
     key = key.lstrip("+")
-    if word.startswith("~"):
-        raise ConfigError(f"{word}: options can't be removed. Set the one you mean, as in key=value.")
-    if not equals:
-        hint = next((f" Did you mean {group}={word}?" for group in GROUPS if manager.find(group, word)), "")
-        hint = hint or (f" To load a plugin: plugins={word}" if word.endswith(".py") else "")
-        raise ConfigError(f"{word}: write key=value.{hint}")
-    if key in PRESETS or key in GROUPS:
-        return _choice(manager, key, value)
-    if key in RENAMED_OPTIONS:
-        new = RENAMED_OPTIONS[key]
-        raise ConfigError(f"{key} was renamed to {new} in minisgl {RENAMED_SINCE}. Write {new}={value}.")
-    core = {option.key: option for option in core_options(kind)}
-    if key in core:
-        return f"{key}={_literal(core[key], value)}"
-    head = key.partition(".")[0]
-    if head in GROUPS and "." in key:  # Hydra checks this option, once all choices are known
-        chosen = manager.schema(head, choice_of(head, words))
-        named = [option for option in options_of(chosen, f"{head}.") if option.key == key]
-        return f"{key}={_literal(named[0], value) if named else value}"
-    _unknown(manager, key, [*core, *GROUPS, *PRESETS, *group_options(manager)])
-
-
-def _choice(manager: PluginManager, group: str, value: str) -> str:
+    group, dot, _ = key.partition(".")
     name = value.strip("'\"")
-    if group in PRESETS:
-        if name not in presets(group) and name != "null":
-            known = ", ".join(presets(group))
-            raise ConfigError(f"{group}={value}: there is no such {group}{near(name, presets(group))} Known: {known}.")
+    if equals and (key in GROUPS or (key in PRESETS and (name == "null" or is_preset(key, name)))):
+        if key in GROUPS:
+            manager.schema(key, name)
+        return f"{key}='{name}'" if name != "null" else f"{key}=null"
+    if group in GROUPS and dot:
+        known = options_of(manager.schema(group, choice_of(group, words)), f"{group}.")
     else:
-        manager.schema(group, name)
-    return f"{group}='{name}'" if name != "null" else f"{group}=null"
+        known = core_options(kind)
+    option = next((option for option in known if option.key == key), None)
+    if equals and option is not None:
+        return f"{key}={_literal(option, value)}"
+    if equals and dot and group in GROUPS:  # Hydra refuses it, once all choices are known
+        return f"{key}={value}"
+    advice = _command("advice")
+    raise ConfigError(advice.refused(manager, word, kind) if advice else f"{word}: there is no such option.")
 
 
 def _literal(option: Option, value: str) -> str:
@@ -256,110 +235,6 @@ def _literal(option: Option, value: str) -> str:
         return value
     escaped = re.sub(r"(\\*)('|\Z)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
     return f"'{escaped}'"
-
-
-def _unknown(manager: PluginManager, key: str, known: Sequence[str]) -> NoReturn:
-    tails = [k for k in known if k.rpartition(".")[2] == key]
-    section = key.partition(".")[0]
-    sections = {k.partition(".")[0] for k in known if "." in k} - {*GROUPS}
-    if section in sections and (key == section or not tails):
-        known = [k for k in known if k.startswith(f"{section}.")]
-        guess = _near_in(key, known) + f" It has: {', '.join(known)}."
-    else:
-        guess = f". Did you mean {' or '.join(tails[:3])}?" if tails else near(key, known)
-    raise ConfigError(f"There is no option {key!r}{guess} See: python -m minisgl --help")
-
-
-# ---- Hydra's errors ---------------------------------------------------------------------------------
-
-
-def _explain(error: Exception, manager: PluginManager, overrides: Sequence[str]) -> NoReturn:
-    """Raise a `ConfigError` that explains an error of Hydra or OmegaConf, and names the argument that caused it."""
-    from hydra.errors import OverrideParseException
-    from omegaconf.errors import (
-        ConfigAttributeError,
-        ConfigKeyError,
-        InterpolationResolutionError,
-        MissingMandatoryValue,
-        OmegaConfBaseException,
-        ValidationError,
-    )
-
-    cause: BaseException = error
-    while cause.__cause__ is not None and not isinstance(cause, OmegaConfBaseException):
-        cause = cause.__cause__
-    if not isinstance(cause, OmegaConfBaseException):
-        line = _first_line(error)
-        if line.startswith("Ambiguous value"):
-            word = line.rpartition(" ")[2].strip("'")
-            line = f"{word}: give one value. A list is written in brackets: '{word.replace('=', '=[', 1)}]'"
-        elif isinstance(error, OverrideParseException):
-            line = (
-                f'{error.override}: this can\'t be read: {line}. Quote the value: "{_quoted_example(error.override)}"'
-            )
-        raise ConfigError(f"{line}.") from error
-    key, schema = str(cause.full_key or ""), cause.object_type
-    word = next((w.lstrip("+") for w in overrides if w.lstrip("+").partition("=")[0] == key), key)
-    if isinstance(cause, ConfigAttributeError | ConfigKeyError) and isinstance(schema, type) and is_dataclass(schema):
-        _unknown_in(manager, key, schema)
-    if isinstance(cause, MissingMandatoryValue):
-        raise ConfigError(f"{key} has no default. Set it: {key}=…") from error
-    if isinstance(cause, ValidationError):
-        raise ConfigError(f"{word}: {key} must be {_expected(schema, key) or _first_line(cause)}.") from error
-    if isinstance(cause, InterpolationResolutionError):
-        raise ConfigError(f"{word}: {_first_line(cause)}.") from error
-    raise ConfigError(f"{word}: {_first_line(cause)}" if word else _first_line(cause)) from error
-
-
-def _near_in(key: str, own: Sequence[str]) -> str:
-    """Return a suggestion like `near` does, for keys that differ only in the part after the last dot."""
-    prefix, dot, last = key.rpartition(".")
-    return near(last, [k.rpartition(".")[2] for k in own]).replace("mean ", f"mean {prefix}{dot}")
-
-
-def _unknown_in(manager: PluginManager, key: str, schema: type) -> NoReturn:
-    group, _, _ = key.partition(".")
-    manager.load_all(group)
-    own = [option.key for option in options_of(schema, key.rpartition(".")[0] + ".")]
-    others = [
-        f"{group}={name}"
-        for name, other in manager.configs.get(group, {}).items()
-        if key in [option.key for option in options_of(other, f"{group}.")]
-    ]
-    chosen = next((name for name, other in manager.configs.get(group, {}).items() if other is schema), schema.__name__)
-    if others:
-        hint = f". It is an option of {' and '.join(others)}; did you mean to choose that?"
-    else:
-        hint = _near_in(key, own) + (f" It has: {', '.join(own)}." if own else " It has no options.")
-    raise ConfigError(f"There is no option {key!r} in {group}={chosen}{hint}")
-
-
-def _expected(schema: Any, key: str) -> str:
-    """Return a description of the values that a field accepts, such as "a whole number". Empty if it is not known."""
-    if not (isinstance(schema, type) and is_dataclass(schema)):
-        return ""
-    name = key.rpartition(".")[2]
-    if name not in [f.name for f in fields(schema)]:
-        return ""
-    hint = typing.get_type_hints(schema)[name]
-    kinds = [k for k in (typing.get_args(hint) or (hint,)) if k is not type(None)]
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-    if len(kinds) == 1 and isinstance(kinds[0], type) and issubclass(kinds[0], Enum):
-        expected = "one of " + ", ".join(kinds[0].__members__)
-    elif len(kinds) == 1 and kinds[0] in words and typing.get_origin(hint) not in (list, dict):
-        expected = words[kinds[0]]
-    else:
-        return f"of type {hint}".replace("typing.", "")
-    return expected + (" or null" if type(None) in typing.get_args(hint) else "")
-
-
-def _quoted_example(word: str) -> str:
-    key, _, value = word.partition("=")
-    return f"{key}='{value}'"
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__).rstrip(".")
 
 
 # ---- the command line --------------------------------------------------------------------------------
@@ -405,27 +280,22 @@ def run_cli(
     with plain_errors(program):
         for flag, name in FLAGS.items():
             if flag in words and (flag != "--complete" or words[0] == flag):
-                _command(flag, name).run(words, kind, usage)
+                command = _command(name)
+                if command is None:
+                    raise ConfigError(f"{flag} needs the file plugins/command/{name}.py, which is missing.")
+                command.run(words, kind, usage)
                 raise SystemExit(0)
         if "--version" in words:
             print(f"minisgl {__version__}")
             raise SystemExit(0)
         manager = PluginManager.load(split_plugins(words)[0], light=True)
-        if kind is Config:
-            _refuse_router(words)
+        for word in words:
+            if kind is Config and re.split(r"[.=]", word.lstrip("+"))[0] in ROUTER_GROUPS:
+                raise ConfigError(f"{word}: a server has no router. It is an option of python -m minisgl.cluster.")
         return compose(manager, words, kind), manager
 
 
-def _command(flag: str, name: str) -> Any:
-    """Return the module for a flag of the command line. Raise `ConfigError` if its file was deleted."""
+def _command(name: str) -> Any:
+    """Return the module ``plugins/command/<name>``, or None if its file was deleted."""
     module = f"{BUILT_IN}.command.{name}"
-    if not exists(module):
-        raise ConfigError(f"{flag} needs the file plugins/command/{name}.py, which is missing.")
-    return import_module(module, flag)
-
-
-def _refuse_router(words: Sequence[str]) -> None:
-    """Raise `ConfigError` for an option of a router: a server has none."""
-    for word in words:
-        if word.partition("=")[0].partition(".")[0].lstrip("+") in ROUTER_GROUPS:
-            raise ConfigError(f"{word}: a server has no router. It is an option of python -m minisgl.cluster.")
+    return import_module(module, module) if exists(module) else None

@@ -1,7 +1,7 @@
 """Descriptions of the options: key, type and default, read from the dataclasses, and the choices in ``conf/``.
 
-`minisgl.options.compose` checks arguments with them. ``plugins/command/help.py`` adds the help texts. This module
-composes no config.
+`minisgl.options.compose` reads arguments with them. ``plugins/command`` lists and explains them. This module composes
+no config.
 """
 
 from __future__ import annotations
@@ -10,14 +10,10 @@ import typing
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
-from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minisgl.config import GROUPS, Config
-
-if TYPE_CHECKING:
-    from minisgl.plugin_manager.manager import PluginManager
 
 PRESETS = ("experiment", "stage")
 """The folders of ``conf/`` whose files (presets) set several options at once."""
@@ -95,40 +91,9 @@ def core_options(kind: type[Config] = Config) -> list[Option]:
     return [option for option in options_of(kind) if option.key not in GROUPS]
 
 
-def group_options(manager: PluginManager) -> dict[str, Option]:
-    """Return the options of all choices of all groups, by key.
-
-    If two choices of a group have an option with the same key, the result has the option of the first choice.
-    """
-    found: dict[str, Option] = {}
-    manager.load_all()
-    for group in GROUPS:
-        for schema in manager.configs[group].values():
-            for option in options_of(schema, f"{group}."):
-                found.setdefault(option.key, option)
-    return found
-
-
-@cache
-def presets(kind: str) -> dict[str, str]:
-    """Return the presets in ``conf/<kind>/``: name → description, which is the comment at the top of its file."""
-    folder = resources.files("minisgl.conf") / kind
-    found = {}
-    for file in sorted(folder.iterdir(), key=lambda f: f.name) if folder.is_dir() else []:
-        if file.name.endswith(".yaml"):
-            comment = []
-            for line in file.read_text("utf-8").splitlines():
-                if not line.startswith("#"):
-                    break
-                if not line.startswith("# @package"):
-                    comment.append(line.lstrip("# "))
-            found[file.name.removesuffix(".yaml")] = " ".join(comment)
-    return found
-
-
-def default_choice(group: str) -> str:
-    """Return the default choice of a group, as set in ``config.yaml`` or ``cluster.yaml`` in ``conf/``."""
-    return choice_of(group, ())
+def is_preset(kind: str, name: str) -> bool:
+    """Return whether there is a preset ``kind=name``: a file of this name in ``conf/<kind>/``."""
+    return (resources.files("minisgl.conf") / kind / f"{name}.yaml").is_file()
 
 
 def choice_of(group: str, words: Sequence[str]) -> str:

@@ -1,7 +1,6 @@
-"""Functions that find, import and check a plugin. The checks find mistakes that pluggy would silently ignore.
+"""How one plugin is found, imported, registered and asked for its parts. `PluginManager` keeps the plugins.
 
-Every error is a `ConfigError` that says what was given, what is wrong with it, and what to do. This module has no
-state: `PluginManager` keeps the plugins.
+Every error is a `ConfigError` that says what was given, what is wrong with it, and what to do.
 """
 
 from __future__ import annotations
@@ -16,18 +15,17 @@ import logging
 import pkgutil
 import re
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import is_dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from minisgl import hooks
-from minisgl.config import GROUPS, ConfigError
-from minisgl.plugin_manager.failures import ends_silently, mark, named
-from minisgl.plugin_manager.renamed import FACTORY_HOOKS, RENAMED_HOOK_ARGUMENTS, RENAMED_SINCE, UPGRADE_PAGE
+import pluggy
 
-log = logging.getLogger(__name__)
+from minisgl import hooks
+from minisgl.config import ConfigError
+from minisgl.plugin_manager.failures import ends_silently, mark, named
 
 HOOKS = tuple(name for name in vars(hooks) if name.startswith("minisgl_"))
 HOOKIMPL_ATTRIBUTE = f"{hooks.PROJECT}_impl"
@@ -145,7 +143,7 @@ def missing_package(error: ImportError) -> str:
     return f"it needs the package {package!r}, which is not installed. Try: {command}"
 
 
-# ---- checks ------------------------------------------------------------------------------------------
+# ---- names and hooks ---------------------------------------------------------------------------------
 
 
 def near(word: str, words: Iterable[str]) -> str:
@@ -172,144 +170,85 @@ def has_hooks(module: ModuleType) -> bool:
     return any(hasattr(each, HOOKIMPL_ATTRIBUTE) for each in functions) or bool(hook_classes(module))
 
 
-def instantiate(cls: type, label: str) -> object:
-    """Return an object of a class with hooks. Raise `ConfigError` if its constructor needs arguments, or fails."""
-    try:
-        return cls()
-    except BaseException as error:
-        if not isinstance(error, Exception) and not ends_silently(error):
-            raise
-        raise ConfigError(
-            f"{label}: {cls.__name__} has hooks as methods, so the plugin manager calls {cls.__name__}() without "
-            f"arguments, which failed: {named(error)}. To make an object that needs arguments, return it from the hook "
-            "minisgl_observer."
-        ) from error
+# ---- registering -----------------------------------------------------------------------------------
 
 
-def check_hooks(part: object, label: str) -> list[str]:
-    """Return the names of the hooks that a module or an object implements.
+@dataclass(frozen=True)
+class Plugin:
+    """One loaded plugin, as `python -m minisgl.plugins` prints it."""
 
-    Raise `ConfigError` for a hook that pluggy would never call, or would call with an argument that does not exist.
+    name: str
+    source: str  # "built-in", "entry point", "file" or "module"
+    path: Path
+    module: ModuleType
+    hooks: tuple[str, ...]
+    options: tuple[tuple[str, str, type], ...]  # (group, name, dataclass)
+    sha256: str  # of the file as it was when it was loaded
+
+
+class Registrar:
+    """Registers plugins and builds their parts, as they are.
+
+    For plugins that are not built in, ``plugins/external`` has a registrar that also checks them, with advice on each
+    mistake, counts their calls, and accepts plugins for minisgl 0.2. ``label`` names the plugin or the part in errors.
     """
-    module = part.__name__ if isinstance(part, ModuleType) else type(part).__module__
-    found = []
-    for name in dir(part):
-        function = inspect.getattr_static(part, name)
-        if not inspect.isfunction(function) or (
-            function.__module__ != module and not hasattr(function, HOOKIMPL_ATTRIBUTE)
-        ):
-            continue
-        if not hasattr(function, HOOKIMPL_ATTRIBUTE):
-            if name.startswith("minisgl_") and isinstance(part, ModuleType):
-                unknown = "" if name in HOOKS else f" There is no hook of that name either{near(name, HOOKS)}"
-                raise ConfigError(
-                    f"{label}: {name} has no @hookimpl above it, so it would never be called. Add "
-                    f"`from minisgl import hookimpl` and the line @hookimpl.{unknown}"
-                )
-            continue
-        hook = getattr(function, HOOKIMPL_ATTRIBUTE).get("specname") or name
-        if hook in FACTORY_HOOKS:
-            log.warning(
-                "%s: the hook %s is deprecated and will be removed: write its body as the method `build` of the options"
-                " dataclass, which takes %s by name (docs/upgrade-0.3.md)",
-                label,
-                hook,
-                ", ".join([*hooks.PARTS[FACTORY_HOOKS[hook]].arguments, "build_other"]),
-            )
-            found.append(hook)
-            continue
-        if hook not in HOOKS:
-            raise ConfigError(f"{label}: there is no hook {hook}{near(hook, HOOKS)} All of them: {', '.join(HOOKS)}.")
-        allowed = list(inspect.signature(getattr(hooks, hook)).parameters)
-        renamed: Mapping[str, str] = RENAMED_HOOK_ARGUMENTS.get(hook, {})
-        for argument in inspect.signature(getattr(part, name)).parameters:
-            if argument in renamed:
-                raise ConfigError(
-                    f"{label}: the argument {argument!r} of {name} was renamed to {renamed[argument]!r} in minisgl "
-                    f"{RENAMED_SINCE}. Rename it in the plugin; {UPGRADE_PAGE} lists all renamed names."
-                )
-            if argument not in allowed:
-                raise ConfigError(
-                    f"{label}: {name} takes {argument!r}, which this hook does not offer{near(argument, allowed)} "
-                    f"It may take any of: {', '.join(allowed) or 'nothing'}."
-                )
-        found.append(hook)
-    return found
+
+    def __init__(self, manager: pluggy.PluginManager):
+        self.pluggy = manager
+
+    def objects(self, module: ModuleType, label: str) -> list[object]:
+        """Return an object of each class of a plugin that has hooks as methods."""
+        return [cls() for cls in hook_classes(module)]
+
+    def register(self, part: object, label: str, name: str | None = None) -> None:
+        """Let ``part``, which has hooks as functions or methods, be called from now on."""
+        try:
+            self.pluggy.register(part, name=name)
+        except pluggy.PluginValidationError as error:
+            raise ConfigError(f"{label}: {error}") from error
+
+    def options(self, yielded: Iterable[Any], label: str) -> list[tuple[str, str, type]]:
+        """Return what a `minisgl_configs` hook yielded."""
+        return list(yielded)
+
+    def loaded(self, plugin: Plugin, parts: Iterable[object]) -> None:
+        """Take note of a plugin whose ``parts``, the module and its objects, have been registered."""
+
+    def build(self, group: str, config: Any, given: Mapping[str, Any], label: str) -> Any:
+        """Return the part that ``config`` builds with those of the arguments ``given`` that it takes."""
+        return config.build(**taken(config.build, given))
+
+    def models(self, found: Any, label: str) -> Mapping[str, type]:
+        """Return the model classes that a `minisgl_models` hook returned."""
+        classes: Mapping[str, type] = found
+        return classes
+
+    def call_counts(self) -> list[tuple[str, str, str, str, int]]:
+        """Return (plugin name, path, SHA-256, hook or method, number of calls), where calls are counted."""
+        return []
 
 
-def check_options(yielded: Any, label: str) -> list[tuple[str, str, type]]:
-    """Return the items that a ``minisgl_configs`` hook yielded, as a list of (group, name, dataclass).
-
-    Raise `ConfigError` for an item of another form, an unknown group or a frozen dataclass.
-    """
-    if not isinstance(yielded, Iterable):
-        raise ConfigError(f"{label}: minisgl_configs must yield (group, name, dataclass); it has no `yield`.")
-    options = []
-    try:
-        items = list(yielded)
-    except BaseException as error:
-        if not isinstance(error, Exception) and not ends_silently(error):
-            raise
-        raise ConfigError(f"{label}: minisgl_configs failed: {named(error)}") from error
-    for item in items:
-        if not (isinstance(item, tuple) and len(item) == 3 and isinstance(item[2], type) and is_dataclass(item[2])):
-            raise ConfigError(f'{label}: minisgl_configs must yield (group, name, dataclass), as in `yield "cache", '
-                              f'"mine", Mine`; it yielded {item!r}.')  # fmt: skip
-        group, name, schema = item
-        if group not in GROUPS:
-            raise ConfigError(f"{label}: there is no group {group!r}{near(group, GROUPS)} Groups: {', '.join(GROUPS)}.")
-        if schema.__dataclass_params__.frozen:
-            raise ConfigError(f"{label}: {schema.__name__} is a frozen dataclass, which options can't be: drop frozen.")
-        _check_build(group, schema, label)
-        options.append((group, name, schema))
-    return options
+def taken(build: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the arguments ``given`` that a method ``build`` takes."""
+    return {name: given[name] for name in inspect.signature(build).parameters}
 
 
-METHODS = {
-    "attention": "forward",
-    "cache": "match",
-    "scheduler": "plan",
-    "moe": "forward",
-    "graph": "wrap",
-    "communicator": "all_reduce",
-    "speculation": "propose",
-    "kernels": "convert_sampler",
-    "quantization": "open",
-    "fp8_gemm": "forward",
-    "routing": "choose",
-    "router": "start",
-    "tokenizer": "encode",
+MOVED = {
+    "DraftProposer": "minisgl.plugins.speculation",
+    "MoELayer": "minisgl.plugins.models.experts",
+    "MoeBackend": "minisgl.plugins.moe",
 }
-"""Group → a method that every object of the group has."""
+"""Public names that moved in 0.3 → the module that has them now. They still work at their old place, with a warning."""
 
 
-MAY_BE_NONE = frozenset({"tokenizer"})
-"""The groups whose ``build`` may return None."""
+def moved(module: str, name: str) -> Any:
+    """Return what ``name``, which ``module`` does not have any more, is now. Log a warning that says where it is.
 
-
-def check_made(group: str, made: object, label: str) -> None:
-    """Raise `ConfigError` if what ``build`` returned is a class, or is clearly no part of its group."""
-    method = METHODS[group]
-    if made is None and group in MAY_BE_NONE:
-        return
-    if isinstance(made, type):
-        raise ConfigError(f"{label}: build returned the class {made.__name__}. Return an object of it.")
-    if not callable(getattr(made, method, None)):
-        raise ConfigError(
-            f"{label}: build returned an object of the type {type(made).__name__}, which has no method {method!r}. "
-            "minisgl/hooks.py says what it must return."
-        )
-
-
-def _check_build(group: str, schema: type, label: str) -> None:
-    """Raise `ConfigError` if the method ``build`` of an options dataclass takes an argument that its group lacks."""
-    build = getattr(schema, "build", None)
-    if build is None:  # a plugin for minisgl 0.2, which builds the part with a hook: see `FACTORY_HOOKS`
-        return
-    offered = [*hooks.PARTS[group].arguments, "build_other"]
-    for argument in list(inspect.signature(build).parameters)[1:]:
-        if argument not in offered:
-            raise ConfigError(
-                f"{label}: {schema.__name__}.build takes {argument!r}, which the group {group} does not offer"
-                f"{near(argument, offered)} It may take any of: {', '.join(offered)}."
-            )
+    Raise AttributeError if ``name`` has not moved. A module calls this function in its ``__getattr__``.
+    """
+    if name not in MOVED:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    logging.getLogger(__name__).warning(
+        "%s.%s has moved: write `from %s import %s` (docs/upgrade-0.3.md)", module, name, MOVED[name], name
+    )
+    return getattr(importlib.import_module(MOVED[name]), name)

@@ -9,78 +9,45 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import inspect
 import logging
 import os
-import reprlib
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import MISSING, fields
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pluggy
 
 from minisgl import hooks
 from minisgl.config import GROUPS, OPTION_PLUGINS, Config, ConfigError
-from minisgl.plugin_manager.call_counts import Calls, count_calls, count_method_calls, counting_subclass
 from minisgl.plugin_manager.discovery import (
     HOOKS,
-    check_hooks,
-    check_made,
-    check_options,
+    Plugin,
+    Registrar,
     exists,
     find_file,
     has_hooks,
-    hook_classes,
     import_file,
     import_module,
-    instantiate,
     missing_package,
     near,
     submodules,
 )
-from minisgl.plugin_manager.early import early_functions
 from minisgl.plugin_manager.failures import PluginError, described, mark
-from minisgl.plugin_manager.observer_metrics import ObserverMetrics
-from minisgl.plugin_manager.renamed import ADDED_ARGUMENTS, ADDED_METHODS, FACTORY_HOOKS
 from minisgl.utils.lazy import lazy
 
 if TYPE_CHECKING:
     from minisgl.core import EngineSpec
 
-__all__ = [
-    "ConfigError",
-    "Plugin",
-    "PluginManager",
-    "decode_config",
-    "decode_part",
-    "early_of",
-    "encode_config",
-    "options_of",
-    "plugins_of",
-]
+__all__ = ["ConfigError", "Plugin", "PluginManager"]
 
 log = logging.getLogger(__name__)
 
 BUILT_IN = "minisgl.plugins"
 """The package of the built-in plugins: the part ``group=name`` is registered by the module ``<group>.<name>`` in it."""
-
-
-@dataclass(frozen=True)
-class Plugin:
-    """One loaded plugin, as `python -m minisgl.plugins` prints it."""
-
-    name: str
-    source: str  # "built-in", "entry point", "file" or "module"
-    path: Path
-    module: ModuleType
-    hooks: tuple[str, ...]
-    options: tuple[tuple[str, str, type], ...]  # (group, name, dataclass)
-    sha256: str  # of the file as it was when it was loaded
 
 
 class _PartMetrics:
@@ -109,16 +76,28 @@ class PluginManager:
         """The plugins that ``plugins=`` named, as absolute paths and module names. Worker processes load them too."""
         self.configs: dict[str, dict[str, type]] = {group: {} for group in GROUPS}
         """Group → name → options dataclass, of the plugins that are loaded so far."""
-        self.calls: dict[str, Calls] = {}
-        """Plugin name → call counts of its hooks and methods. Only plugins that are not built in are counted."""
         self._owners: dict[tuple[str, str], str] = {}
         self._observers: list[object] | None = None  # from `minisgl_observer`; None before `observe` and after `close`
+        self._without_metrics: set[str] = set()  # the observers whose `minisgl_metrics` failed
         self._loading = threading.RLock()
         self._manager = pluggy.PluginManager(hooks.PROJECT)
         self._manager.add_hookspecs(hooks)
-        self._metrics = ObserverMetrics(self._manager)
+        self._plain = Registrar(self._manager)
+        self._registrar = self._plain
+        """The registrar of plugins that are not built in, once there is one, and of what all plugins build."""
         if hooks.printed():
-            self._manager.add_hookcall_monitoring(_print_call, _print_result)
+            self._use_external()
+
+    @property
+    def external_plugins(self) -> list[Plugin]:
+        """The plugins that are not built in."""
+        return [plugin for plugin in self.plugins if plugin.source != "built-in"]
+
+    def _use_external(self) -> None:
+        """Use the registrar of ``plugins/external`` from now on, if this folder was not deleted."""
+        name = f"{BUILT_IN}.external.checking"
+        if self._registrar is self._plain and exists(name):
+            self._registrar = import_module(name, name).CheckingRegistrar(self._manager)
 
     @classmethod
     def load(cls, plugins: Sequence[str] = (), *, light: bool = False) -> PluginManager:
@@ -213,41 +192,40 @@ class PluginManager:
         for plugin in self.plugins:
             if plugin.module is module or plugin.path == path:
                 return plugin
-        parts = [module, *(instantiate(cls, name) for cls in hook_classes(module))]
-        found = {hook for part in parts for hook in check_hooks(part, name)}
-        if not found:
-            raise ConfigError(
-                f"{name} has no hook, so it would do nothing. A hook is a function with @hookimpl above it "
-                f"(`from minisgl import hookimpl`), named as in minisgl/hooks.py: {', '.join(HOOKS[:8])}, …"
-            )
-        options: list[tuple[str, str, type]] = []
-        before = list(self._manager.get_plugins())
-        for part in parts:
-            self._manager.register(part, name=name if part is module else f"{name}:{type(part).__name__}")
-        if "minisgl_configs" in found:
-            for yielded in self._manager.subset_hook_caller("minisgl_configs", before)() or [None]:
-                options += check_options(yielded, name)
-        for group, choice, schema in options:
-            self._claim((group, choice), name)
-            if self.configs[group].setdefault(choice, schema) is not schema:
-                raise ConfigError(f"{name} claims {group}={choice} twice. Give one of the two another name.")
+        if source != "built-in":
+            mark(module, str(path))
+            self._use_external()
+        registrar = self._plain if source == "built-in" else self._registrar
+        before = self._manager.get_plugins()
+        try:
+            registrar.register(module, name, name)
+            objects = registrar.objects(module, name)
+            for each in objects:
+                registrar.register(each, name, f"{name}:{type(each).__name__}")
+            parts = [module, *objects]
+            found = {caller.name for part in parts for caller in self._manager.get_hookcallers(part) or ()}
+            if not found:
+                raise ConfigError(
+                    f"{name} has no hook, so it would do nothing. A hook is a function with @hookimpl above it "
+                    f"(`from minisgl import hookimpl`), named as in minisgl/hooks.py: {', '.join(HOOKS[:8])}, …"
+                )
+            options: list[tuple[str, str, type]] = []
+            if "minisgl_configs" in found:
+                for yielded in self._manager.subset_hook_caller("minisgl_configs", before)() or [None]:
+                    options += registrar.options(yielded, name)
+            for group, choice, schema in options:
+                self._claim((group, choice), name)
+                if self.configs[group].setdefault(choice, schema) is not schema:
+                    raise ConfigError(f"{name} claims {group}={choice} twice. Give one of the two another name.")
+        except ConfigError:
+            for part in self._manager.get_plugins() - before:
+                self._manager.unregister(part)
+            raise
         digest = module.__dict__.get("__sha256__") or hashlib.sha256(path.read_bytes()).hexdigest()
         plugin = Plugin(module.__name__, source, path, module, tuple(sorted(found)), tuple(options), digest)
         self.plugins.append(plugin)
-        if source != "built-in":
-            mark(module, str(path))
-            self.calls[plugin.name] = Calls(plugin=str(path))
-            for part in parts:
-                self._count_hooks(part, self.calls[plugin.name])
+        registrar.loaded(plugin, parts)
         return plugin
-
-    def _count_hooks(self, part: object, calls: Calls) -> None:
-        for caller in self._manager.get_hookcallers(part) or ():
-            for implementation in caller.get_hookimpls():
-                if implementation.plugin is part:
-                    implementation.function = count_calls(  # type: ignore[misc]
-                        implementation.function, calls, caller.name
-                    )
 
     def _claim(self, choice: tuple[str, str], plugin: str) -> None:
         """Record that ``plugin`` registers the choice (group, name). Raise `ConfigError` if another plugin has it."""
@@ -271,75 +249,20 @@ class PluginManager:
         given.setdefault("build_other", lambda name: self.build(group, self.make(group, name), **given))
         if group == "communicator":
             given.setdefault("local_size", given["size"])  # all ranks are on one machine
-        name = self.name_of(group, config)
-        calls = self.calls.get(type(config).__module__)
+        label = f"{group}={self.name_of(group, config)}"
         try:
-            if not hasattr(config, "build"):
-                made = self._build_with_hook(group, config, given)
-            else:
-                taken = {argument: given[argument] for argument in list(inspect.signature(config.build).parameters)}
-                build = config.build if calls is None else count_calls(config.build, calls, "build")
-                made = build(**taken)
+            made = self._registrar.build(group, config, given, label)
         except ImportError as error:
-            raise ConfigError(f"{group}={name}: {missing_package(error)}") from error
+            raise ConfigError(f"{label}: {missing_package(error)}") from error
         except (ValueError, PluginError) as error:
-            raise ConfigError(f"{group}={name}: {error}") from error
-        if not isinstance(made, type):
-            self._add_methods(group, name, made)
-        check_made(group, made, f"{group}={name}")
-        if calls is not None:
-            count_method_calls(made, calls)
+            raise ConfigError(f"{label}: {error}") from error
         if hasattr(made, "metrics") and not self._exports(made):  # else `build_other` built it
-            self._manager.register(_PartMetrics(made))
-        if hooks.printed():
-            print(f"build [{os.getpid()}] {group}={name} -> {reprlib.repr(made)}", file=sys.stderr, flush=True)
+            self._registrar.register(_PartMetrics(made), label)
         return made
 
     def _exports(self, made: Any) -> bool:
         """Return whether the metrics of a part are exported already."""
         return any(isinstance(p, _PartMetrics) and p.part is made for p in self._manager.get_plugins())
-
-    def _add_methods(self, group: str, name: str, made: Any) -> None:
-        """Give a part of a plugin for minisgl 0.2 the methods that such parts have since 0.3, and log a warning.
-
-        Raise `ConfigError` if it can't get the methods.
-        """
-        methods, module, base = ADDED_METHODS.get(group, ((), "", ""))
-        kind: type = type(made)
-        label = f"{group}={name}"
-        for method, arguments in ADDED_ARGUMENTS.get(group, {}).items():
-            own = list(inspect.signature(getattr(made, method)).parameters) if hasattr(made, method) else arguments
-            if len(own) != len(arguments):
-                raise ConfigError(
-                    f"{label}: minisgl calls {kind.__name__}.{method}({', '.join(arguments)}) since 0.3, but yours "
-                    f"takes ({', '.join(own)}): give your method another name (docs/upgrade-0.3.md)."
-                )
-        missing = [method for method in methods if not hasattr(kind, method)]
-        if not missing:
-            return
-        advice = f"derive {kind.__name__} from {base}: `from {module} import {base}`"
-        try:
-            source = getattr(import_module(module, label), base)
-            added = {method: getattr(source, method) for method in missing}
-            made.__class__ = type(kind)(kind.__name__, (kind,), {**added, "__module__": kind.__module__})
-        except (ConfigError, TypeError) as error:
-            raise ConfigError(f"{label}: {kind.__name__} has no method {missing[0]}: {advice}.") from error
-        log.warning(
-            "%s=%s: %s has no method %s; %s (docs/upgrade-0.3.md)", group, name, kind.__name__, missing[0], advice
-        )
-
-    def _build_with_hook(self, group: str, config: Any, given: Mapping[str, Any]) -> Any:
-        """Call the hook with which a plugin for minisgl 0.2 builds its part. Raise `ConfigError` if it has none."""
-        hook = next(hook for hook, built in FACTORY_HOOKS.items() if built == group)
-        caller = getattr(self.hook, hook, None)
-        made: list[Any] = [] if caller is None else caller(config=config, build=given["build_other"], **given)
-        if not made:
-            owner = self._owners.get((group, self.name_of(group, config)), "no plugin")
-            raise ConfigError(
-                f"The dataclass {type(config).__name__} (registered by {owner}) has no method `build`. Add `def "
-                "build(self): return …`, which returns the part."
-            )
-        return made[0]
 
     def observe(self, config: Config, spec: EngineSpec) -> None:
         """Register the observers that the plugins' `minisgl_observer` hooks make for a new scheduler.
@@ -358,17 +281,28 @@ class PluginManager:
             raise ConfigError(f"An observer can't be made: {described(error)}") from error
         for observer in made:
             label = f"The observer {type(observer).__name__}"
-            if not check_hooks(observer, label):
+            self._registrar.register(observer, label)
+            if not self._manager.get_hookcallers(observer):
                 raise ConfigError(f"{label}, which a minisgl_observer hook returned, has no method with @hookimpl.")
-            self._manager.register(observer)
             self._observers.append(observer)
-            calls = self.calls.get(type(observer).__module__)
-            if calls is not None:
-                self._count_hooks(observer, calls)
 
     def metrics(self) -> list[str]:
-        """Return the metrics of the observers. Those of an observer with an error are left out, which is logged."""
-        return self._metrics.texts()
+        """Return the metrics of the observers, each as lines in Prometheus' text format.
+
+        Those of an observer with an error are left out, and its first error is logged.
+        """
+        found: list[str] = []
+        for implementation in self.hook.minisgl_metrics.get_hookimpls():
+            try:
+                text: Any = implementation.function()
+                if text is not None:
+                    found.append(text if text.endswith("\n") or not text else text + "\n")
+            except Exception as error:
+                if implementation.plugin_name not in self._without_metrics:
+                    self._without_metrics.add(implementation.plugin_name)
+                    log.error("minisgl_metrics of %s failed, so /metrics leaves its metrics out: %s",
+                              implementation.plugin_name, described(error))  # fmt: skip
+        return found
 
     def close(self) -> None:
         """Call `minisgl_closed` at the end of a scheduler, and unregister the observers that were made for it.
@@ -434,108 +368,13 @@ class PluginManager:
         if not self.light:
             self.load_all("models")
         found: dict[str, type] = {}
-        for implementation in self._manager.hook.minisgl_models.get_hookimpls():
-            others = [p for p in self._manager.get_plugins() if p is not implementation.plugin]
-            for mapping in self._manager.subset_hook_caller("minisgl_models", others)():
-                if not isinstance(mapping, Mapping) or not all(isinstance(each, type) for each in mapping.values()):
-                    raise ConfigError(
-                        f"{implementation.plugin_name}: minisgl_models must return a mapping from the names of "
-                        f"architectures to model classes; it returned {reprlib.repr(mapping)}."
-                    )
-                for name, model in mapping.items():
-                    self._claim(("models", name), implementation.plugin_name)
-                    calls = self.calls.get(model.__module__)
-                    found[name] = model if calls is None else counting_subclass(model, calls)
+        for implementation in self.hook.minisgl_models.get_hookimpls():
+            owner = implementation.plugin_name
+            for name, model in self._registrar.models(implementation.function(), owner).items():
+                self._claim(("models", name), owner)
+                found[name] = model
         return found
 
     def call_counts(self) -> list[tuple[str, str, str, str, int]]:
-        """Return the call counts of the plugins that are not built in.
-
-        An item is: plugin name, path, SHA-256, hook or method, number of calls.
-        """
-        known = {plugin.name: plugin for plugin in self.plugins}
-        return [
-            (name, str(known[name].path), known[name].sha256, call, times)
-            for name, calls in self.calls.items()
-            for call, times in sorted(calls.copy().items())
-        ]
-
-
-# ---- for worker processes ---------------------------------------------------------------------------
-
-
-def encode_config(config: Config, manager: PluginManager) -> bytes:
-    """Return a config as MessagePack bytes, for a worker process. A group's object is encoded as its name and values.
-
-    Raise `ConfigError` if the dataclass of a group's object is not registered. Nothing is pickled.
-    """
-    plain = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in GROUPS}
-    groups: dict[str, Any] = {}
-    for group in GROUPS:
-        value = getattr(config, group)
-        if value is not None:
-            name = manager.name_of(group, value)
-            manager.schema(group, name)
-            groups[group] = [name, asdict(value), *early_functions(value)]
-    return msgspec.msgpack.encode([manager.user_plugins, plain, groups], enc_hook=str)
-
-
-def plugins_of(data: bytes) -> list[str]:
-    """Return the plugins that a worker process must load (`PluginManager.load`) before it decodes the config."""
-    plugins: list[str] = msgspec.msgpack.decode(data)[0]
-    return plugins
-
-
-def options_of(data: bytes, *names: str) -> list[Any]:
-    """Return the values of options that belong to no plugin group, from a config that `encode_config` encoded."""
-    plain = msgspec.msgpack.decode(data)[1]
-    return [plain[name] for name in names]
-
-
-def early_of(data: bytes) -> list[str]:
-    """Return the functions that a worker process calls first of all (`started_early`), from `encode_config`'s bytes."""
-    return [function for _, _, *functions in msgspec.msgpack.decode(data)[2].values() for function in functions]
-
-
-def decode_config(data: bytes, manager: PluginManager) -> Config:
-    """Return the config that `encode_config` encoded. ``manager`` must have loaded the same plugins."""
-    _, plain, groups = msgspec.msgpack.decode(data)
-    config = msgspec.convert(plain, Config)
-    for group, part in groups.items():
-        setattr(config, group, _options_of_part(part, manager, group))
-    return config
-
-
-def decode_part(data: bytes, manager: PluginManager, group: str) -> Any:
-    """Return the options of one group, or None if it has none, from a config that `encode_config` encoded.
-
-    Of the built-in plugins, only the one of this group is loaded. Raise `ConfigError` if there is no such part.
-    """
-    groups = msgspec.msgpack.decode(data)[2]
-    return _options_of_part(groups[group], manager, group) if group in groups else None
-
-
-def _options_of_part(part: Sequence[Any], manager: PluginManager, group: str) -> Any:
-    """Return the options of a part of ``group``, which `encode_config` encoded as ``part``: its name and its values."""
-    name, values, *_ = part
-    return msgspec.convert(values, manager.schema(group, name), dec_hook=_from_text)
-
-
-def _from_text(kind: type, value: Any) -> Any:
-    return kind(value)  # such as pathlib.Path, which `encode_config` encoded as text
-
-
-# ---- MINISGL_TRACE_HOOKS ----------------------------------------------------------------------------
-
-
-def _print_call(hook_name: str, hook_impls: Sequence[pluggy.HookImpl], kwargs: Mapping[str, Any]) -> None:
-    arguments = ", ".join(f"{key}={reprlib.repr(value)}" for key, value in kwargs.items())
-    plugins = ", ".join(impl.plugin_name for impl in reversed(hook_impls)) or "no plugin"
-    print(f"hook [{os.getpid()}] {hook_name}({arguments}) calls {plugins}", file=sys.stderr, flush=True)
-
-
-def _print_result(
-    outcome: pluggy.Result[Any], hook_name: str, hook_impls: Sequence[pluggy.HookImpl], kwargs: Mapping[str, Any]
-) -> None:
-    result = outcome.exception or outcome.get_result()
-    print(f"hook [{os.getpid()}] {hook_name} -> {reprlib.repr(result)}", file=sys.stderr, flush=True)
+        """Return (plugin name, path, SHA-256, hook or method, number of calls) of the plugins that are not built in."""
+        return self._registrar.call_counts()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from minisgl.plugin_manager.renamed import moved
+from minisgl.plugin_manager.discovery import moved
 from minisgl.scheduler.base import Budget, Plan, Running, SchedulerPolicy, Waiting
 from minisgl.scheduler.page_allocator import PageAllocator, PageOwnershipError
 from minisgl.scheduler.planner import PolicyError

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from minisgl.core import I32, EngineSpec, Req, StepResult
-from minisgl.plugin_manager.renamed import moved
+from minisgl.plugin_manager.discovery import moved
 
 if TYPE_CHECKING:
     from minisgl.scheduler.cache_manager import CacheManager

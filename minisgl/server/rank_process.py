@@ -32,16 +32,16 @@ from minisgl.message import (
 )
 from minisgl.message.queue import Addresses, Pull, Push
 from minisgl.models.resolve import resolve_model
-from minisgl.plugin_manager.early import started_early
+from minisgl.plugin_manager.encoding import decode_config, early_of, options_of, plugins_of, started_early
 from minisgl.plugin_manager.failures import described
-from minisgl.plugin_manager.manager import PluginManager, decode_config, early_of, options_of, plugins_of
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.scheduler.build import build_scheduler
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.server.errors import refusal
 from minisgl.server.worker_pool import Ready, Report
 from minisgl.tokenizer.detokenizer import PROMPT_TAIL_TOKENS
 from minisgl.tokenizer.tokenizer import build_tokenizer
-from minisgl.utils.heap import trim_heap
+from minisgl.utils.process import trim_heap
 
 if TYPE_CHECKING:
     from minisgl.config import Config

@@ -19,12 +19,13 @@ from minisgl.config import Config, ConfigError
 from minisgl.message.queue import Addresses
 from minisgl.models.generation_config import default_sampling_params
 from minisgl.models.resolve import resolve_model, warn_of_same_name
-from minisgl.plugin_manager.manager import PluginManager, encode_config
+from minisgl.plugin_manager.encoding import encode_config
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.server.rank_process import run_rank
 from minisgl.server.text_process import run_text_process
 from minisgl.server.worker_pool import SIGNALS, WorkerPool
 from minisgl.utils.log import setup_logging
-from minisgl.utils.ports import free_port
+from minisgl.utils.process import free_port
 
 log = logging.getLogger(__name__)
 

@@ -42,7 +42,8 @@ from minisgl.message import (
     unpack_ids,
 )
 from minisgl.message.queue import Addresses, Pull, Push
-from minisgl.plugin_manager.manager import PluginManager, decode_part, options_of, plugins_of
+from minisgl.plugin_manager.encoding import decode_part, options_of, plugins_of
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.server.errors import refusal
 from minisgl.server.protocol import check_chat_size, check_num_ids
 from minisgl.server.worker_pool import Ready, Report

@@ -18,7 +18,7 @@ from types import TracebackType
 import psutil
 
 from minisgl.testing.serving import scaled_timeout
-from minisgl.utils.ports import free_port
+from minisgl.utils.process import free_port
 
 __all__ = ["Nodes"]
 

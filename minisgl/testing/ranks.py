@@ -25,7 +25,7 @@ from minisgl.engine.engine import TorchEngine
 from minisgl.engine.ranks import Peers, follow
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.testing.serving import scaled_timeout
-from minisgl.utils.ports import free_port
+from minisgl.utils.process import free_port
 
 __all__ = ["LINKING_SECONDS", "Deadlock", "leader_engine", "run_ranks"]
 

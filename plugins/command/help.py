@@ -16,15 +16,9 @@ from textwrap import fill
 
 from minisgl.config import GROUPS, Config
 from minisgl.options.compose import split_plugins
-from minisgl.options.describe import (
-    PRESETS,
-    Option,
-    core_options,
-    default_choice,
-    options_of,
-    presets,
-)
+from minisgl.options.describe import PRESETS, Option, core_options, options_of
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.command.listing import default_choice, presets
 
 SECTIONS = {"server": "Server", "kv_events": "KV events", "multi_node": "Several nodes"}
 """The options of `Config` that contain further ones, and the titles of their sections in ``--help`` and the docs."""

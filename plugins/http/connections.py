@@ -27,8 +27,8 @@ from minisgl import hookimpl
 from minisgl.config import Config
 from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension
-from minisgl.utils.files import raise_file_limit
 from minisgl.utils.log import is_logged
+from minisgl.utils.process import raise_file_limit
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ import msgspec
 
 from minisgl.config import ConfigError, ServerConfig
 from minisgl.hooks import hookimpl
-from minisgl.utils.ports import free_port
+from minisgl.utils.process import free_port
 
 # Every process of every server loads this file, so the HTTP libraries are imported where a router is built.
 if TYPE_CHECKING:

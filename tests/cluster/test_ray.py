@@ -28,7 +28,7 @@ import yaml
 from minisgl.cluster.relay import PromptView
 from minisgl.cluster.routing import Replica, live_replicas
 from minisgl.config import ConfigError
-from minisgl.utils.ports import free_port
+from minisgl.utils.process import free_port
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("Ray is not installed: make check-cluster", allow_module_level=True)

@@ -9,17 +9,18 @@ from pathlib import Path
 import pytest
 
 from minisgl.chapters.lab.grader import old_names
-from minisgl.plugin_manager import renamed
+from minisgl.plugins.command.advice import RENAMED_OPTIONS
+from minisgl.plugins.external import since_0_2
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / renamed.UPGRADE_PAGE).read_text(encoding="utf-8")
+PAGE = (ROOT / old_names.UPGRADE_PAGE).read_text(encoding="utf-8")
 
 
 def known() -> Iterator[tuple[str, ...]]:
     """Yield the cells that the page must have side by side: (place, old name, new name), or (old name, new name)."""
-    yield from renamed.RENAMED_OPTIONS.items()
+    yield from RENAMED_OPTIONS.items()
     yield from old_names.RENAMED_METRICS.items()
-    tables = (renamed.RENAMED_HOOK_ARGUMENTS, old_names.RENAMED_ATTRIBUTES)
+    tables = (since_0_2.RENAMED_HOOK_ARGUMENTS, old_names.RENAMED_ATTRIBUTES)
     for place, names in (entry for table in tables for entry in table.items()):
         yield from ((place, old, new) for old, new in names.items())
     for names in old_names.RENAMED_IMPORTS.values():
@@ -38,6 +39,7 @@ def test_the_new_modules_exist() -> None:
     moved = {
         "minisgl.course": "chapters",
         "minisgl.engine.simulated_graph": "plugins.graph.replaying.simulated_graph",
+        "minisgl.plugin_manager.call_counts": "plugins.external.call_counts",
         "minisgl.options.completion": "plugins.command.completion",
         "minisgl.options.reference": "chapters.site.reference",
         "minisgl.server.responses": "minisgl.server.generate",

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from minisgl.config import GROUPS, ROUTER_GROUPS, Config, ConfigError, ServerConfig
 from minisgl.options.compose import compose, run_cli, split_plugins
-from minisgl.options.describe import default_choice, presets
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.command.listing import default_choice, presets
 from minisgl.plugins.command.print_config import as_yaml
 
 PLUGIN = """

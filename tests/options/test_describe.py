@@ -12,10 +12,11 @@ import pytest
 
 from minisgl.chapters.site.reference import pages
 from minisgl.config import Config, ServerConfig
-from minisgl.options.describe import core_options, group_options
+from minisgl.options.describe import core_options
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.command.completion import SCRIPTS, completions
 from minisgl.plugins.command.help import doc_of, field_docs, help_of, help_text
+from minisgl.plugins.command.listing import group_options
 
 ROOT = Path(__file__).parents[2]
 

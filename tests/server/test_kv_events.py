@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from minisgl.testing.serving import Server, scaled_timeout
-from minisgl.utils.ports import free_port
+from minisgl.utils.process import free_port
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "kv_events" / "subscriber.py"
 

@@ -15,7 +15,8 @@ from minisgl.cluster.multi_node.torchrun import Place, address_of, fit_config, r
 from minisgl.config import Config, ConfigError
 from minisgl.engine.setup import resolve_device
 from minisgl.options.compose import compose
-from minisgl.plugin_manager.manager import PluginManager, encode_config
+from minisgl.plugin_manager.encoding import encode_config
+from minisgl.plugin_manager.manager import PluginManager
 
 ENVIRONMENT = {
     "TORCHELASTIC_RUN_ID": "none",

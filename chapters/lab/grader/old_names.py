@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
+RENAMED_SINCE = "0.2.0"
+UPGRADE_PAGE = "docs/upgrade-0.2.md"
+
 RENAMED_ATTRIBUTES = MappingProxyType(
     {
         "Req": {

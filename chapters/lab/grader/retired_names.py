@@ -15,9 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from minisgl.chapters.lab.catalog import Lab
-from minisgl.chapters.lab.grader.old_names import RENAMED_ATTRIBUTES, RENAMED_IMPORTS, RENAMED_METRICS
+from minisgl.chapters.lab.grader.old_names import (
+    RENAMED_ATTRIBUTES,
+    RENAMED_IMPORTS,
+    RENAMED_METRICS,
+    RENAMED_SINCE,
+    UPGRADE_PAGE,
+)
 from minisgl.chapters.lab.skeletons import started_with
-from minisgl.plugin_manager.renamed import RENAMED_SINCE, UPGRADE_PAGE
 
 __all__ = ["renamed_in", "upgrade_note"]
 

@@ -30,8 +30,8 @@ from minisgl.chapters.lab.grading.intake import RefusedError, take_in
 from minisgl.chapters.lab.grading.private import private_gates
 from minisgl.chapters.lab.grading.submissions import Submission, submissions
 from minisgl.chapters.lab.grading.text import one_line
+from minisgl.chapters.lab.signals import signals_raise
 from minisgl.config import ConfigError
-from minisgl.utils.signals import signals_raise
 
 __all__ = ["add_options", "grade_folder"]
 

@@ -29,9 +29,9 @@ from minisgl.chapters.lab.grading.remote import SLOWER, RemoteStudent
 from minisgl.chapters.lab.grading.sandbox import Sandbox, SandboxFailed
 from minisgl.chapters.lab.grading.usage import UsageLimit
 from minisgl.chapters.lab.grading.wire import Lost, Malformed
+from minisgl.chapters.lab.signals import signals_raise
 from minisgl.chapters.lab.verdicts import Verdict
 from minisgl.testing.serving import Server, scaled_timeout
-from minisgl.utils.signals import signals_raise
 
 __all__ = ["Gates", "judged_by", "main"]
 

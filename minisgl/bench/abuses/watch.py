@@ -22,7 +22,7 @@ import psutil
 
 from minisgl.bench.abuses.catalogue import ABUSES
 from minisgl.bench.abuses.sending import Target
-from minisgl.utils.files import raise_file_limit
+from minisgl.utils.process import raise_file_limit
 
 HEALTH_SECONDS = 0.05
 """Seconds between two requests for ``/health``."""

@@ -19,7 +19,7 @@ from minisgl.bench.loadgen.http import HttpClient
 from minisgl.bench.loadgen.plan import BodyQueue, Plan, WorkerResult
 from minisgl.bench.loadgen.prompts import PromptFactory
 from minisgl.bench.loadgen.traces import TraceRequest
-from minisgl.utils.files import raise_file_limit
+from minisgl.utils.process import raise_file_limit
 
 MAX_FILES = 2**16
 """Number of open connections that a process asks the system for, if its limit of file descriptors is lower."""

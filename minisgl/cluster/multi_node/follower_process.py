@@ -30,11 +30,12 @@ from minisgl.cluster.multi_node.same_options import check_same_options, check_sa
 from minisgl.cluster.multi_node.torchrun import END_STATUS, PARENT_POLL_SECONDS, Place, use_interface
 from minisgl.config import Config, ConfigError
 from minisgl.engine.ranks import follow
+from minisgl.plugin_manager.encoding import decode_config, encode_config, plugins_of
 from minisgl.plugin_manager.failures import described
-from minisgl.plugin_manager.manager import PluginManager, decode_config, encode_config, plugins_of
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.server.worker_pool import STACK_DUMP_SIGNAL
 from minisgl.utils.log import setup_logging
-from minisgl.utils.parent import when_parent_ends
+from minisgl.utils.process import when_parent_ends
 from minisgl.utils.version import __version__
 
 log = logging.getLogger(__name__)

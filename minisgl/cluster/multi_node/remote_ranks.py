@@ -33,10 +33,11 @@ from minisgl.cluster.multi_node.torchrun import Place, use_interface
 from minisgl.config import Config, ConfigError
 from minisgl.engine.ranks import Peers
 from minisgl.message.queue import Addresses
-from minisgl.plugin_manager.manager import PluginManager, decode_config, plugins_of
+from minisgl.plugin_manager.encoding import decode_config, plugins_of
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.server.rank_process import run_leader
 from minisgl.server.worker_pool import DrainRequest, Failed, Report
-from minisgl.utils.ports import free_port
+from minisgl.utils.process import free_port
 from minisgl.utils.version import __version__
 
 log = logging.getLogger(__name__)

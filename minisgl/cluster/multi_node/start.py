@@ -15,7 +15,7 @@ from minisgl.config import Config, MultiNodeConfig
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.server.serve import serve
 from minisgl.server.worker_pool import SIGNALS
-from minisgl.utils.parent import when_parent_ends
+from minisgl.utils.process import when_parent_ends
 
 
 def start(config: Config, manager: PluginManager, words: Sequence[str]) -> int:

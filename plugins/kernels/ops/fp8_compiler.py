@@ -26,7 +26,7 @@ from torch import Tensor
 
 from minisgl.plugins.kernels.ops.compilations import deep_gemm_folder, deep_gemm_kernels
 from minisgl.plugins.kernels.ops.fp8 import E4M3, Fp8Weight, blocks
-from minisgl.utils.parent import when_input_closes
+from minisgl.utils.process import when_input_closes
 
 __all__ = ["Job", "main", "prepare", "row_counts"]
 

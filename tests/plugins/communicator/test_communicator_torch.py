@@ -19,7 +19,7 @@ from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.communicator.torch import Torch, TorchCommunicator
 from minisgl.testing.communicator import CommunicatorConformance
 from minisgl.testing.ranks import run_ranks
-from minisgl.utils.ports import free_port
+from minisgl.utils.process import free_port
 
 CPU = torch.device("cpu")
 

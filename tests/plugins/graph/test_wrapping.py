@@ -13,8 +13,8 @@ import torch
 
 from minisgl.config import ConfigError
 from minisgl.options.compose import compose
-from minisgl.plugin_manager.early import early_functions, started_early
-from minisgl.plugin_manager.manager import PluginManager, decode_config, early_of, encode_config
+from minisgl.plugin_manager.encoding import decode_config, early_functions, early_of, encode_config, started_early
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.graph.replaying import EARLY, BucketRunner
 from minisgl.plugins.graph.replaying.piecewise import PiecewiseAttention
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from minisgl.plugin_manager.call_counts import Calls, count_method_calls, counting_subclass
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.external.call_counts import Calls, count_method_calls, counting_subclass
 
 FILE = '''
 from dataclasses import dataclass

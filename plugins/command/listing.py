@@ -1,0 +1,46 @@
+"""Lists of the options of all groups and of the presets in ``conf/``: for help, completion, advice and the docs."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+
+from minisgl.config import GROUPS
+from minisgl.options.describe import Option, choice_of, options_of
+from minisgl.plugin_manager.manager import PluginManager
+
+
+def group_options(manager: PluginManager) -> dict[str, Option]:
+    """Return the options of all choices of all groups, by key.
+
+    If two choices of a group have an option with the same key, the result has the option of the first choice.
+    """
+    found: dict[str, Option] = {}
+    manager.load_all()
+    for group in GROUPS:
+        for schema in manager.configs[group].values():
+            for option in options_of(schema, f"{group}."):
+                found.setdefault(option.key, option)
+    return found
+
+
+@cache
+def presets(kind: str) -> dict[str, str]:
+    """Return the presets in ``conf/<kind>/``: name → description, which is the comment at the top of its file."""
+    folder = resources.files("minisgl.conf") / kind
+    found = {}
+    for file in sorted(folder.iterdir(), key=lambda f: f.name) if folder.is_dir() else []:
+        if file.name.endswith(".yaml"):
+            comment = []
+            for line in file.read_text("utf-8").splitlines():
+                if not line.startswith("#"):
+                    break
+                if not line.startswith("# @package"):
+                    comment.append(line.lstrip("# "))
+            found[file.name.removesuffix(".yaml")] = " ".join(comment)
+    return found
+
+
+def default_choice(group: str) -> str:
+    """Return the default choice of a group, as set in ``config.yaml`` or ``cluster.yaml`` in ``conf/``."""
+    return choice_of(group, ())
