@@ -22,7 +22,7 @@ HISTORY = (
     "CHANGELOG.md",
     "docs/upgrade-0.2.md",
     "tests/chapters/lab/test_grader.py",
-    "minisgl/plugin_manager/renamed.py",
+    "plugins/command/advice.py",
     "chapters/lab/grader/old_names.py",
     "tests/retired_names.toml",
     "tests/test_names.py",
