@@ -26,12 +26,12 @@ from starlette.types import ASGIApp
 from minisgl.config import Config
 from minisgl.core import SamplingParams, shorten
 from minisgl.message import Prompt
-from minisgl.server.dispatch import Dispatcher, Stream
+from minisgl.server.dispatch import Dispatcher
 from minisgl.server.errors import CLIENT_CLOSED_REQUEST, ApiError
 from minisgl.server.extension import HttpExtension, overridden
 from minisgl.server.generate import Json, ResponseBuilder, respond_json, respond_stream
 from minisgl.server.protocol import DEFAULT_MAX_TOKENS, ChatRequest, CompletionRequest, GenerateRequest, parse
-from minisgl.server.request_record import Generation, RequestMiddleware, record_of
+from minisgl.server.request_record import RequestMiddleware, Stream, record_of
 from minisgl.utils.version import __version__
 
 if TYPE_CHECKING:
@@ -138,17 +138,13 @@ class Api:
         for admit in self._admit:
             admit(prompts, params, record)
         stream = self.dispatcher.submit(prompts, params, max_tokens_from_context, record.id, record.client)
-        record.generation = Generation(
-            chat=builder.chat, response_id=builder.id, params=params, uids=stream.uids, arrival=record.arrival
-        )
-        watching = (watch(record.generation) for watch in self._watch)
-        stream.listeners = (record.generation.add, *(watch for watch in watching if watch is not None))
+        record.stream, stream.arrival = stream, record.arrival
+        stream.chat, stream.response_id = builder.chat, builder.id
+        stream.listeners = [listener for watch in self._watch if (listener := watch(stream)) is not None]
         timeout = self.config.server.request_timeout
         if timeout is not None:
             expire = asyncio.get_running_loop().call_later
-            record.generation.timer = expire(
-                timeout - record.seconds, self.dispatcher.expire, stream, _too_long(timeout)
-            )
+            stream.timer = expire(timeout - record.seconds, self.dispatcher.expire, stream, _too_long(timeout))
         return stream
 
     async def query(self, reply: Awaitable[T]) -> T:

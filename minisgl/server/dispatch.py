@@ -36,6 +36,7 @@ from minisgl.message import (
 )
 from minisgl.message.queue import Addresses, Pull, Push
 from minisgl.server.errors import ApiError
+from minisgl.server.request_record import Stream
 
 R = TypeVar("R", bound=Message)
 State = Literal["starting", "ready", "draining", "dead"]
@@ -46,67 +47,6 @@ DISPLACED = (
 """The error message of a request that was ended to make room."""
 _BATCH = 64
 """The largest number of messages that are received before other tasks of the event loop run."""
-
-
-class Stream:
-    """The replies to the requests of one HTTP request.
-
-    An HTTP request has one request for each choice of each prompt: ``uids``. An event is ``(index, delta)``, where
-    ``index`` is the request's position in ``uids``. ``tokenizer`` is the index of the tokenizer that got the requests.
-    ``client`` says whose HTTP request it is. Each of ``listeners`` is called with every event at its arrival.
-    """
-
-    def __init__(self, uids: Sequence[int], tokenizer: int, client: str = ""):
-        self.uids, self.tokenizer, self.client = uids, tokenizer, client
-        self.listeners: Sequence[Callable[[int, Delta], None]] = ()
-        self._open = len(uids)  # the number of requests without their final reply
-        self._events: list[tuple[int, Delta]] = []
-        self._accepted = 0
-        self._waiter: asyncio.Future[None] | None = None
-
-    def put(self, index: int, delta: Delta) -> None:
-        """Add an event. The dispatcher calls this."""
-        if delta.finish is not None:
-            self._open -= 1
-        self._events.append((index, delta))
-        self._wake()
-        for listener in self.listeners:
-            listener(index, delta)
-
-    def accept(self) -> None:
-        """Count one more request that the scheduler accepted. The dispatcher calls this."""
-        self._accepted += 1
-        self._wake()
-
-    async def wait_until_accepted(self) -> None:
-        """Wait until the scheduler has accepted every request, or an event has arrived, such as a refusal."""
-        while self._accepted < len(self.uids) and not self._events:
-            await self._wait()
-
-    @property
-    def done(self) -> bool:
-        """Whether `get` has returned every final reply."""
-        return self._open == 0 and not self._events
-
-    def peek(self) -> list[Delta]:
-        """Return the deltas that have arrived and were not returned by `get`. The next `get` returns them too."""
-        return [delta for _, delta in self._events]
-
-    async def get(self) -> list[tuple[int, Delta]]:
-        """Return the events that have arrived since the last call, in order. Wait for an event if there is none."""
-        while not self._events:
-            await self._wait()
-        events, self._events = self._events, []
-        return events
-
-    async def _wait(self) -> None:
-        """Wait for the next `put` or `accept`. One task waits at a time. For each token: `asyncio.Event` costs more."""
-        self._waiter = asyncio.get_running_loop().create_future()
-        await self._waiter
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 MakeRoom = Callable[[str, int, int, Mapping[Stream, int]], Sequence[Stream]]
@@ -211,7 +151,7 @@ class Dispatcher:
         ]
         self._ensure_room(client, len(uids))
         tokenizer = next(self._next_tokenizer)
-        stream = Stream(uids, tokenizer, client)
+        stream = Stream(uids, tokenizer, client, params)
         self._requests.update((uid, (stream, index)) for index, uid in enumerate(uids))
         self._num_open[stream] = len(uids)
         self._idle.clear()

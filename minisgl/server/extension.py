@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
     from minisgl.plugin_manager.manager import PluginManager
     from minisgl.server.app import Api
-    from minisgl.server.dispatch import Stream
-    from minisgl.server.request_record import Generation, RequestRecord
+    from minisgl.server.request_record import RequestRecord, Stream
 
 FOLDER = "minisgl.plugins.http"
 """The package of the shipped extensions."""
@@ -102,8 +101,8 @@ class HttpExtension:
 
     # ---- observing -----------------------------------------------------------------------------------------
 
-    def watch(self, generation: Generation) -> Callable[[int, Delta], None] | None:
-        """Return a function that is called with each event of a new generation at its arrival, or None.
+    def watch(self, stream: Stream) -> Callable[[int, Delta], None] | None:
+        """Return a function that is called with each event of a new stream at its arrival, or None.
 
         Its arguments are the index of a choice, and the choice's new output.
         """

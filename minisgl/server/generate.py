@@ -20,8 +20,9 @@ from starlette.types import Receive, Scope, Send
 
 from minisgl.core import Finished
 from minisgl.message import Delta, PromptLogprob, TokenLogprob
-from minisgl.server.dispatch import Dispatcher, Stream
+from minisgl.server.dispatch import Dispatcher
 from minisgl.server.errors import CLIENT_CLOSED_REQUEST, ApiError
+from minisgl.server.request_record import Stream
 
 T = TypeVar("T")
 MAX_SILENCE = 0.05
@@ -285,22 +286,19 @@ class EventStream(Response):
         stream, builder = self._stream, self._builder
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         choices = [Choice(index) for index in range(len(stream.uids))]  # the output since the last chunk of each choice
-        ends: list[Finished | None] = [None] * len(choices)
         body = builder.encode([builder.first_chunk(choice.index) for choice in choices])
         self._sent = [time.monotonic()] * len(choices)
         try:
             while not stream.done:
                 if body:
                     await send({"type": "http.response.body", "body": body, "more_body": True})
-                body = self._next_chunks(await stream.get(), choices, ends)
-            body += builder.end(ends)
+                body = self._next_chunks(await stream.get(), choices)
+            body += builder.end(stream.ends)
         except ApiError as error:
             body = builder.encode([builder.error(error)])
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
-    def _next_chunks(
-        self, deltas: Sequence[tuple[int, Delta]], choices: list[Choice], ends: list[Finished | None]
-    ) -> bytes:
+    def _next_chunks(self, deltas: Sequence[tuple[int, Delta]], choices: list[Choice]) -> bytes:
         """Add the deltas to their choices. Return the chunks that are due, and replace their choices by empty ones.
 
         A choice may have new tokens but no new text: an incomplete character, or the beginning of a stop string. Such a
@@ -310,7 +308,6 @@ class EventStream(Response):
         for index, delta in deltas:
             _check(delta, self._builder)
             choices[index].add(delta)
-            ends[index] = delta.finish
         with_ids, now = self._builder.token_ids, time.monotonic()
         chunks = []
         for index in dict.fromkeys(index for index, _ in deltas):

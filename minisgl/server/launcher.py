@@ -14,15 +14,13 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import uvicorn
 
 from minisgl.config import Config, ConfigError
 from minisgl.message.queue import Addresses
-from minisgl.models.generation_config import default_sampling_params
-from minisgl.models.resolve import resolve_model
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.server.app import Api, create_app
 from minisgl.server.dispatch import Dispatcher
@@ -61,9 +59,10 @@ class Launcher:
         addresses: Addresses,
         worker_pool: WorkerPool,
         listener: socket.socket,
+        sampling_defaults: Mapping[str, Any],
     ):
         self._config, self.plugin_manager, self._addresses = config, manager, addresses
-        self.worker_pool, self._listener = worker_pool, listener
+        self.worker_pool, self._listener, self._sampling_defaults = worker_pool, listener, sampling_defaults
         self._events: asyncio.Queue[int] = asyncio.Queue()  # the numbers of signals, and `_LOOK`
         self._extensions = load_extensions(config, manager)
         check_options(config.server, self._extensions)
@@ -104,8 +103,7 @@ class Launcher:
         self._events.put_nowait(_LOOK)
 
     def _serve_http(self) -> None:
-        defaults = default_sampling_params(self._config, resolve_model(self._config.model))
-        self._api = Api(self._config, self._dispatcher, self._extensions, defaults, self)
+        self._api = Api(self._config, self._dispatcher, self._extensions, self._sampling_defaults, self)
         options: dict[str, Any] = {
             "log_config": None,  # uvicorn's loggers use the handler of setup_logging
             "access_log": False,  # minisgl.plugins.http.access_log writes another one

@@ -1,4 +1,4 @@
-"""What the API server knows of each HTTP request.
+"""What the API server knows of each HTTP request: its record, and the stream of the replies to it.
 
 `RequestMiddleware`, the outermost ASGI application, makes a record for every request and closes it. It surrounds the
 routes and their error handlers, so it sees every response that is made from a parsed request, also that to an unknown
@@ -25,23 +25,98 @@ from minisgl.message import Delta
 log = logging.getLogger(__name__)
 
 _KEY = "minisgl.record"
+_PARAMS = SamplingParams()
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
-class Generation:
-    """The progress of the generation that an HTTP request asked for, over all its choices.
+class Stream:
+    """The replies to the requests of one HTTP request, and the progress of these requests.
 
-    ``uids`` are the choices' requests, as in `Stream`, which calls `add`. ``response_id`` is the field ``id`` of the
-    response. ``error`` is the message of the first choice that failed, or empty.
+    An HTTP request has one request for each choice of each prompt: ``uids``. An event is ``(index, delta)``, where
+    ``index`` is the request's position in ``uids``. ``tokenizer`` is the index of the tokenizer that got the requests.
+    ``client`` says whose HTTP request it is. Each of ``listeners`` is called with every event at its arrival.
+
+    ``arrival`` is the time at which the HTTP request arrived. ``chat`` and ``response_id``, the field ``id`` of the
+    response, describe the response. ``ends`` says for each request how it ended. ``error`` is the message of the first
+    one that failed, or empty. ``first_token`` are the seconds from the arrival to the first token of any request.
     """
 
-    def __init__(self, *, chat: bool, response_id: str, params: SamplingParams, uids: Sequence[int], arrival: float):
-        self.chat, self.response_id, self.params, self.uids, self.arrival = chat, response_id, params, uids, arrival
+    def __init__(self, uids: Sequence[int], tokenizer: int, client: str = "", params: SamplingParams = _PARAMS):
+        self.uids, self.tokenizer, self.client, self.params = uids, tokenizer, client, params
+        self.arrival, self.chat, self.response_id = time.monotonic(), False, ""
+        self.listeners: Sequence[Callable[[int, Delta], None]] = ()
+        self.timer: asyncio.TimerHandle | None = None  # aborts the requests after server.request_timeout
+        self.ends: list[Finished | None] = [None] * len(uids)
         self.error = ""
         self.output_tokens = 0
-        self.first_token: float | None = None  # seconds from the arrival to the first token of any choice
-        self.ends: list[Finished | None] = [None] * len(uids)
-        self.timer: asyncio.TimerHandle | None = None  # aborts the requests after server.request_timeout
+        self.first_token: float | None = None
+        self._open = len(uids)  # the number of requests without their final reply
+        self._events: list[tuple[int, Delta]] = []
+        self._accepted = 0
+        self._waiter: asyncio.Future[None] | None = None
+
+    # ---- the dispatcher adds events ------------------------------------------------------------------------
+
+    def put(self, index: int, delta: Delta) -> None:
+        """Add an event."""
+        self.output_tokens += len(delta.tokens)
+        if delta.tokens and self.first_token is None:
+            self.first_token = time.monotonic() - self.arrival
+        if delta.finish is not None:
+            self._open -= 1
+            self.ends[index] = delta.finish
+            if delta.finish.finish_reason == "error":
+                self.error = self.error or delta.finish.error
+        self._events.append((index, delta))
+        self._wake()
+        for listener in self.listeners:
+            listener(index, delta)
+
+    def accept(self) -> None:
+        """Count one more request that the scheduler accepted."""
+        self._accepted += 1
+        self._wake()
+
+    # ---- the response reads them ---------------------------------------------------------------------------
+
+    async def wait_until_accepted(self) -> None:
+        """Wait until the scheduler has accepted every request, or an event has arrived, such as a refusal."""
+        while self._accepted < len(self.uids) and not self._events:
+            await self._wait()
+
+    @property
+    def done(self) -> bool:
+        """Whether `get` has returned every final reply."""
+        return self._open == 0 and not self._events
+
+    def peek(self) -> list[Delta]:
+        """Return the deltas that have arrived and were not returned by `get`. The next `get` returns them too."""
+        return [delta for _, delta in self._events]
+
+    async def get(self) -> list[tuple[int, Delta]]:
+        """Return the events that have arrived since the last call, in order. Wait for an event if there is none."""
+        while not self._events:
+            await self._wait()
+        events, self._events = self._events, []
+        return events
+
+    async def _wait(self) -> None:
+        """Wait for the next `put` or `accept`. One task waits at a time. For each token: `asyncio.Event` costs more."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # ---- after the response --------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stop the timer. A request without an end counts as aborted."""
+        if self.timer is not None:
+            self.timer.cancel()
+        if None in self.ends:
+            self.error = self.error or "The client disconnected."
 
     @property
     def prompt_tokens(self) -> int | None:
@@ -60,23 +135,6 @@ class Generation:
     def finish_reasons(self) -> list[str]:
         """Why each choice ended, in order. A choice that was aborted has "abort"."""
         return ["abort" if end is None else end.finish_reason for end in self.ends]
-
-    def add(self, index: int, delta: Delta) -> None:
-        """Count the new tokens, and the end, of choice ``index``."""
-        self.output_tokens += len(delta.tokens)
-        if delta.tokens and self.first_token is None:
-            self.first_token = time.monotonic() - self.arrival
-        if delta.finish is not None and self.ends[index] is None:
-            self.ends[index] = delta.finish
-            if delta.finish.finish_reason == "error":
-                self.error = self.error or delta.finish.error
-
-    def close(self) -> None:
-        """Stop the timer. A choice without an end counts as aborted."""
-        if self.timer is not None:
-            self.timer.cancel()
-        if None in self.ends:
-            self.error = self.error or "The client disconnected."
 
 
 @dataclass
@@ -98,7 +156,7 @@ class RequestRecord:
     status: int = 0
     route: str = "unknown"
     error: str = ""
-    generation: Generation | None = None
+    stream: Stream | None = None
 
     @staticmethod
     def begin(scope: Scope) -> RequestRecord:
@@ -175,8 +233,8 @@ class RequestMiddleware:
 
     def _end(self, scope: Scope, record: RequestRecord) -> None:
         record.route = getattr(scope.get("route"), "path", "unknown")
-        if record.generation is not None:
-            record.generation.close()
-            record.error = record.error or record.generation.error
+        if record.stream is not None:
+            record.stream.close()
+            record.error = record.error or record.stream.error
         for call in self._on_end:
             call(record)

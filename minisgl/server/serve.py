@@ -39,7 +39,7 @@ def serve(config: Config, manager: PluginManager, ranks: Sequence[Callable[..., 
     setup_logging(config.log_level, config.log_format, "api")
     path = resolve_model(config.model)
     warn_of_same_name(config.model)
-    default_sampling_params(config, path)  # raises `ConfigError` for a wrong value
+    sampling_defaults = default_sampling_params(config, path)  # raises `ConfigError` for a wrong value
     model = str(path)
     encoded = encode_config(config, manager)
     listener = listen(config.server.host, config.server.port)
@@ -54,7 +54,8 @@ def serve(config: Config, manager: PluginManager, ranks: Sequence[Callable[..., 
         worker_pool.start(addresses, encoded, workers)
         from minisgl.server.launcher import Launcher  # imports the HTTP libraries while the workers start
 
-        return asyncio.run(Launcher(config, manager, addresses, worker_pool, listener).run())
+        launcher = Launcher(config, manager, addresses, worker_pool, listener, sampling_defaults)
+        return asyncio.run(launcher.run())
     finally:
         worker_pool.kill()
         worker_pool.close()

@@ -45,11 +45,11 @@ def _fields(record: RequestRecord) -> dict[str, Any]:
     }
     if record.error:
         fields["error"] = record.error
-    generation = record.generation
-    if generation is not None:
-        fields["uid"], fields["choices"] = generation.uids[0], len(generation.uids)
-        fields["prompt_tokens"], fields["output_tokens"] = generation.prompt_tokens, generation.output_tokens
-        fields["finish_reasons"] = sorted(set(generation.finish_reasons))
-        if generation.first_token is not None:
-            fields["first_token_seconds"] = round(generation.first_token, 6)
+    stream = record.stream
+    if stream is not None:
+        fields["uid"], fields["choices"] = stream.uids[0], len(stream.uids)
+        fields["prompt_tokens"], fields["output_tokens"] = stream.prompt_tokens, stream.output_tokens
+        fields["finish_reasons"] = sorted(set(stream.finish_reasons))
+        if stream.first_token is not None:
+            fields["first_token_seconds"] = round(stream.first_token, 6)
     return fields

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 
 from minisgl import hookimpl
 from minisgl.config import Config
-from minisgl.server.dispatch import Stream
 from minisgl.server.extension import HttpExtension
+from minisgl.server.request_record import Stream
 
 
 @hookimpl

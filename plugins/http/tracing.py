@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from minisgl import hookimpl
 from minisgl.config import Config, ConfigError
 from minisgl.server.extension import HttpExtension
-from minisgl.server.request_record import Generation, RequestRecord
+from minisgl.server.request_record import RequestRecord, Stream
 from minisgl.utils.version import __version__
 
 if TYPE_CHECKING:
@@ -84,10 +84,10 @@ class Tracer(HttpExtension):
         """
         from opentelemetry.trace import SpanKind, StatusCode
 
-        generation = record.generation
-        if generation is None:
+        stream = record.stream
+        if stream is None:
             return
-        operation = "chat" if generation.chat else "text_completion"
+        operation = "chat" if stream.chat else "text_completion"
         span = self._tracer.start_span(
             f"{operation} {self._model}",
             context=self._propagator.extract(dict(record.headers)),
@@ -101,7 +101,7 @@ class Tracer(HttpExtension):
                 "http.response.status_code": record.status,
                 "http.route": record.route,
                 "minisgl.request_id": record.id,
-                **_generation_attributes(generation),
+                **_generation_attributes(stream),
             },
             start_time=record.arrival_ns,
         )
@@ -118,26 +118,26 @@ class Tracer(HttpExtension):
         thread.join(timeout)
 
 
-def _generation_attributes(generation: Generation) -> dict[str, Any]:
-    params = generation.params
+def _generation_attributes(stream: Stream) -> dict[str, Any]:
+    params = stream.params
     attributes: dict[str, Any] = {
-        "gen_ai.response.id": generation.response_id,
-        "gen_ai.response.finish_reasons": generation.finish_reasons,
-        "gen_ai.usage.output_tokens": generation.output_tokens,
+        "gen_ai.response.id": stream.response_id,
+        "gen_ai.response.finish_reasons": stream.finish_reasons,
+        "gen_ai.usage.output_tokens": stream.output_tokens,
         "gen_ai.request.max_tokens": params.max_tokens,
         "gen_ai.request.temperature": params.temperature,
         "gen_ai.request.top_p": params.top_p,
         "gen_ai.request.frequency_penalty": params.frequency_penalty,
         "gen_ai.request.presence_penalty": params.presence_penalty,
     }
-    if generation.prompt_tokens is not None:
-        attributes["gen_ai.usage.input_tokens"] = generation.prompt_tokens
+    if stream.prompt_tokens is not None:
+        attributes["gen_ai.usage.input_tokens"] = stream.prompt_tokens
     if params.top_k > 0:
         attributes["gen_ai.request.top_k"] = params.top_k
     if params.n != 1:
         attributes["gen_ai.request.choice.count"] = params.n
     if params.seed is not None:
         attributes["gen_ai.request.seed"] = params.seed
-    if generation.first_token is not None:
-        attributes["gen_ai.response.time_to_first_chunk"] = generation.first_token
+    if stream.first_token is not None:
+        attributes["gen_ai.response.time_to_first_chunk"] = stream.first_token
     return attributes

@@ -21,7 +21,7 @@ from minisgl.core import PER_POSITION, EngineSpec, Finished, SamplingParams
 from minisgl.message import Delta, Stats
 from minisgl.server.app import Api
 from minisgl.server.extension import HttpExtension
-from minisgl.server.request_record import Generation, RequestRecord
+from minisgl.server.request_record import RequestRecord, Stream
 
 LABELS = ("model_name", "engine")
 """The labels of every metric. ``engine`` is the number of the engine, which is always 0 here."""
@@ -71,7 +71,7 @@ class VllmNames(HttpExtension):
         assert api.dispatcher.spec is not None
         self._metrics = VllmMetrics(api.model, api.dispatcher.spec)
 
-    def watch(self, generation: Generation) -> Callable[[int, Delta], None] | None:
+    def watch(self, stream: Stream) -> Callable[[int, Delta], None] | None:
         metrics = self._metrics
         assert metrics is not None
         first_tokens: dict[int, float] = {}  # of each choice
@@ -79,20 +79,20 @@ class VllmNames(HttpExtension):
 
         def add(index: int, delta: Delta) -> None:
             if delta.tokens and index not in first_tokens:
-                first_tokens[index] = time.monotonic() - generation.arrival
+                first_tokens[index] = time.monotonic() - stream.arrival
                 metrics.add_first_token(first_tokens[index])
             if delta.finish is not None and index not in ended:
                 ended.add(index)
-                metrics.add_finished(delta.finish, time.monotonic() - generation.arrival, first_tokens.get(index))
+                metrics.add_finished(delta.finish, time.monotonic() - stream.arrival, first_tokens.get(index))
 
         return add
 
     def on_end(self, record: RequestRecord) -> None:
-        generation = record.generation
-        if generation is not None and self._metrics is not None:
-            n = generation.params.n
-            for first in range(0, len(generation.ends), n):
-                self._metrics.add_prompt(generation.params, generation.ends[first : first + n])
+        stream = record.stream
+        if stream is not None and self._metrics is not None:
+            n = stream.params.n
+            for first in range(0, len(stream.ends), n):
+                self._metrics.add_prompt(stream.params, stream.ends[first : first + n])
 
     def metrics(self, stats: Stats) -> bytes:
         return b"" if self._metrics is None else self._metrics.text(stats)

@@ -25,8 +25,9 @@ from minisgl.message import (
 )
 from minisgl.message.queue import Addresses, Pull, Push
 from minisgl.scheduler.check_request import check_request
-from minisgl.server.dispatch import Dispatcher, Stream
+from minisgl.server.dispatch import Dispatcher
 from minisgl.server.errors import ApiError
+from minisgl.server.request_record import Stream
 
 SPEC = EngineSpec(page_size=4, num_pages=10, max_running_requests=8, max_seq_len=64, vocab_size=320)
 PROMPT = TextPrompt("x")

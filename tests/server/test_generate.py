@@ -12,8 +12,8 @@ import pytest
 
 from minisgl.core import Finished
 from minisgl.message import Delta, PromptLogprob, TokenLogprob
-from minisgl.server.dispatch import Stream
 from minisgl.server.generate import Choice, EventStream, ResponseBuilder
+from minisgl.server.request_record import Stream
 
 
 class FakeDispatcher:

@@ -355,9 +355,9 @@ def test_timer_of_a_fast_request_is_cancelled(run_app: RunApp) -> None:
         assert reply.json()["choices"][0]["text"] == "ab"
 
     run_app(test, request_timeout=5000.0, on_end=[ended.append])
-    assert ended[0].generation is not None
-    assert ended[0].generation.timer is not None
-    assert ended[0].generation.timer.cancelled()
+    assert ended[0].stream is not None
+    assert ended[0].stream.timer is not None
+    assert ended[0].stream.timer.cancelled()
 
 
 # ---- CORS, root path, HEAD ---------------------------------------------------------------------------------

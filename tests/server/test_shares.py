@@ -19,8 +19,9 @@ from minisgl.message import Abort, Message, Ping, Submit, TextPrompt
 from minisgl.message.queue import Addresses, Pull, Push
 from minisgl.plugins.http.bounds import default_choices
 from minisgl.plugins.http.shares import Shares
-from minisgl.server.dispatch import DISPLACED, Stream
+from minisgl.server.dispatch import DISPLACED
 from minisgl.server.errors import ApiError
+from minisgl.server.request_record import Stream
 from minisgl.server.text_process import FairInbox
 from minisgl.testing.serving import Server
 
