@@ -217,26 +217,6 @@ def _part(part: Any, i: int) -> dict[str, str]:
     return {"type": "text", "text": part["text"]}
 
 
-class Arguments(dict[str, Any]):
-    """The arguments of a tool call: an object, which is written as the client's own JSON wherever text is expected.
-
-    So a template may encode the arguments (``arguments | tojson``), iterate over them, or write them as a string.
-    """
-
-    def __init__(self, json_text: str, value: Mapping[str, Any]):
-        super().__init__(value)
-        self._json_text = json_text  # templates can't read a name with an underscore
-
-    def __str__(self) -> str:
-        return self._json_text
-
-    def __add__(self, other: str) -> str:
-        return self._json_text + other
-
-    def __radd__(self, other: str) -> str:
-        return other + self._json_text
-
-
 def _tool_call(call: Any, i: int) -> Any:
     """Return a tool call whose arguments, a JSON string, are an object."""
     if not isinstance(call, Mapping):
@@ -257,7 +237,7 @@ def _with_arguments(function: Mapping[str, Any], i: int) -> dict[str, Any]:
         refuse_arguments(i, function, f"are not valid JSON ({shorten(str(error), 60)})")
     if not isinstance(value, dict):
         refuse_arguments(i, function, "must be a JSON object in a string")
-    return {**function, "arguments": Arguments(given, value)}
+    return {**function, "arguments": value}
 
 
 def refuse_arguments(i: int, function: Mapping[str, Any], what: str) -> NoReturn:
@@ -274,8 +254,6 @@ def map_strings(value: Any, change: Callable[[str], str]) -> Any:
     """Return a JSON value with ``change(text)`` in place of each of its strings, keys included."""
     if isinstance(value, str):
         return change(value)
-    if isinstance(value, Arguments):
-        return Arguments(change(str(value)), map_strings(dict(value), change))
     if isinstance(value, Mapping):
         return {change(key) if isinstance(key, str) else key: map_strings(item, change) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):

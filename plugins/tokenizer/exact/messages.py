@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from minisgl.core import InvalidRequestError, shorten
 from minisgl.tokenizer import chat
-from minisgl.tokenizer.chat import Arguments, Message, map_strings
+from minisgl.tokenizer.chat import Message, map_strings
 from minisgl.utils.json_file import is_neutral
 
 REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -46,21 +46,41 @@ class TextPart(dict[str, Any]):
         raise TypeError("the content is a list of parts")
 
 
+class Arguments(dict[str, Any]):
+    """The arguments of a tool call: an object, which is written as the client's own JSON wherever text is expected.
+
+    So a template may encode the arguments (``arguments | tojson``), iterate over them, or write them as a string.
+    """
+
+    def __init__(self, json_text: str, value: Mapping[str, Any]):
+        super().__init__(value)
+        self._json_text = json_text  # templates can't read a name with an underscore
+
+    def __str__(self) -> str:
+        return self._json_text
+
+    def __add__(self, other: str) -> str:
+        return self._json_text + other
+
+    def __radd__(self, other: str) -> str:
+        return other + self._json_text
+
+
 def normalize(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Return the messages in the form that templates read: see `minisgl.tokenizer.chat.normalize`.
 
     A part of a content is a `TextPart`, and a reasoning text has all names under which templates read it. Raise
     `InvalidRequestError` also for a field of a part that would have no effect, and for arguments of a tool call that
-    JSON allows but that have several meanings.
+    JSON allows but that have several meanings. Arguments that the client gave as a string are `Arguments`.
     """
     for i, message in enumerate(messages):
         if isinstance(content := message.get("content"), list | tuple):
             for part in content:
                 _check_part(part, i)
     found = []
-    for i, message in enumerate(chat.normalize(messages)):
-        for call in message.get("tool_calls") or ():
-            _check_arguments(call, i)
+    for i, (message, given) in enumerate(zip(chat.normalize(messages), messages, strict=True)):
+        for call, given_call in zip(message.get("tool_calls") or (), given.get("tool_calls") or (), strict=True):
+            _keep_arguments(call, given_call, i)
         if isinstance(content := message.get("content"), list):
             message["content"] = [TextPart(part) for part in content]
         found.append(_with_reasoning(message, i))
@@ -84,16 +104,17 @@ def _check_part(part: Any, i: int) -> None:
         chat.refuse(i, "a content part must be {'type': 'text', 'text': '…'}")
 
 
-def _check_arguments(call: Mapping[str, Any], i: int) -> None:
-    function = call["function"] if isinstance(call.get("function"), Mapping) else call
-    if not isinstance(given := function.get("arguments"), chat.Arguments):
+def _keep_arguments(call: dict[str, Any], given_call: Mapping[str, Any], i: int) -> None:
+    """Make the arguments of a normalized tool call `Arguments`, if the client has given a string."""
+    is_nested = isinstance(call.get("function"), Mapping)
+    function, given = (call["function"], given_call["function"]) if is_nested else (call, given_call)
+    if not isinstance(text := given.get("arguments"), str):
         return
     try:
-        json.loads(
-            str(given) or "{}", object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite_float
-        )
+        json.loads(text or "{}", object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite_float)
     except ValueError as error:
         chat.refuse_arguments(i, function, f"are not valid JSON ({shorten(str(error), 60)})")
+    function["arguments"] = Arguments(text, function["arguments"])
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
