@@ -162,12 +162,9 @@ class Launcher:
             if status := await self._stop_if_worker_died():
                 return status
 
-    def kill_hung(self, role: str, why: str) -> None:
-        """Kill the worker ``role``, which hangs, and end the server with the reason ``why``."""
-        for worker in self.worker_pool.workers:
-            if worker.role == role:
-                self.worker_pool.kill_hung(worker, why)
-                self._events.put_nowait(_LOOK)
+    def look_at_workers(self) -> None:
+        """Notice that a worker counts as ended, because an extension has killed it."""
+        self._events.put_nowait(_LOOK)
 
     async def _drain(self, on_request: bool = False) -> int:
         """Refuse new requests, wait until the open requests have finished, and end the server: after SIGTERM or SIGHUP.

@@ -52,11 +52,6 @@ from minisgl.tokenizer.tokenizer import Tokenizer, build_tokenizer
 
 log = logging.getLogger(__name__)
 
-MAX_CHARS_PER_TOKEN = 16
-"""The largest number of characters of a text for each token that the server allows for a request."""
-BEGIN_CHARS_PER_TOKEN = 8
-"""The same for the beginning of a text, which is tokenized first: most texts that are too long end there."""
-
 _OTHERS = 0
 """The queue of the messages that belong to no request with several choices."""
 
@@ -257,7 +252,7 @@ class TextWorker:
             case TextPrompt(text=text, add_special_tokens=add_special_tokens):
                 if self._tokenizer is None:
                     raise InvalidRequestError("prompt", "This model has no tokenizer: give the prompt as token ids.")
-                self._check_length(self._tokenizer, text)
+                self._tokenizer.check_length(text, self._limits.max_seq_len)
                 ids = pack_ids(self._tokenizer.encode(text, add_special_tokens)) if text or empty else b""
             case ChatPrompt():
                 if self._tokenizer is None:
@@ -266,43 +261,16 @@ class TextWorker:
                     prompt.messages,
                     prompt.chat_template_kwargs,
                     self._limits.max_seq_len,
-                    self._max_chars(self._tokenizer),
+                    self._tokenizer.max_chars(self._limits.max_seq_len),
                 )
                 chat = self._tokenizer.render(
                     prompt.messages, prompt.add_generation_prompt, prompt.chat_template_kwargs
                 )
-                self._check_length(self._tokenizer, chat.text)
+                self._tokenizer.check_length(chat.text, self._limits.max_seq_len)
                 ids = pack_ids(self._tokenizer.encode_chat(chat))
         if not ids and not empty:
             raise InvalidRequestError("prompt", "The prompt is empty: it must have at least one token.")
         return ids
-
-    def _max_chars(self, tokenizer: Tokenizer) -> int:
-        """Return the largest number of characters of a text that is tokenized."""
-        return min(tokenizer.max_token_chars, MAX_CHARS_PER_TOKEN) * self._limits.max_seq_len
-
-    def _check_length(self, tokenizer: Tokenizer, text: str) -> None:
-        """Raise `InvalidRequestError` for a text that is too long to be tokenized, or whose beginning is too long.
-
-        Tokenizing a very long text would delay all other requests: 1 MiB takes about a second.
-        """
-        limit = self._limits.max_seq_len
-        most = self._max_chars(tokenizer)
-        if len(text) > most:
-            raise InvalidRequestError(
-                "prompt",
-                f"The prompt has {len(text)} characters. This server tokenizes at most {most}, for the {limit} tokens "
-                "that it allows for a request; a plain prompt may be sent as token ids.",
-                "context_length_exceeded",
-            )
-        begin = text[: BEGIN_CHARS_PER_TOKEN * limit]
-        if len(begin) < len(text) and tokenizer.min_num_tokens(begin) > limit:
-            raise InvalidRequestError(
-                "prompt",
-                f"The first {len(begin)} characters of the prompt have more than the {limit} tokens that this server "
-                "allows for a request.",
-                "context_length_exceeded",
-            )
 
     def _answer(
         self,

@@ -128,11 +128,6 @@ class Worker:
         return msgspec.msgpack.decode(self.pipe.recv_bytes(), type=ReportMessage) if self.pipe.poll() else None
 
     @property
-    def is_rank(self) -> bool:
-        """Whether the worker is a tensor-parallel rank."""
-        return self.role.startswith("scheduler")
-
-    @property
     def has_ended(self) -> bool:
         """Whether the worker has exited, or hung and was killed.
 
@@ -192,20 +187,6 @@ class WorkerPool:
             worker.process.join(1.0)
             worker.read_reports()
         return sorted(ended, key=lambda worker: 2 if worker.failed is None else not worker.failed.options)
-
-    def kill_hung(self, hung: Worker, why: str) -> None:
-        """Log the stack of a hung worker, kill the worker, and set ``why`` as its failure.
-
-        If the hung worker is rank 0, log the stacks of all ranks: rank 0 may be waiting for a rank that hangs.
-        """
-        for worker in self.workers:
-            if (worker is hung or (hung.is_rank and worker.is_rank)) and not worker.has_ended:
-                assert worker.process.pid is not None
-                log.error("stack of %s:", worker.role)
-                os.kill(worker.process.pid, STACK_DUMP_SIGNAL)
-                time.sleep(0.1)  # let this worker write its stack before the next worker writes
-        hung.process.kill()
-        hung.failed, hung.hung = Failed(why), True
 
     def join(self, timeout: float) -> bool:
         """Wait at most ``timeout`` seconds until all workers have exited. Return whether all of them have."""

@@ -26,6 +26,8 @@ from minisgl.utils.json_file import read_json_if_present
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """The special tokens with a name. A chat template may read their texts."""
+MAX_CHARS_PER_TOKEN = 16
+"""The largest number of characters of a text for each token that the server allows for a request."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -119,15 +121,23 @@ class Tokenizer:
         """Return the token ids of a text. ``add_special_tokens`` lets the post-processor add special tokens (BOS)."""
         return self.raw.encode(text, add_special_tokens=add_special_tokens).ids
 
-    def min_num_tokens(self, begin: str) -> int:
-        """Return a number of tokens that every text has that begins with ``begin``.
+    def max_chars(self, max_tokens: int) -> int:
+        """Return the largest number of characters of a text that is tokenized for at most ``max_tokens`` tokens."""
+        return min(self.max_token_chars, MAX_CHARS_PER_TOKEN) * max_tokens
 
-        It is the number of tokens before the last word of ``begin``, less some for a special token that ``begin`` may
-        cut in two. It is at most 0 for a tokenizer that has no words.
+    def check_length(self, text: str, max_tokens: int) -> None:
+        """Raise `InvalidRequestError` for a text that is too long to be tokenized, as it has more than ``max_tokens``.
+
+        Tokenizing a very long text would delay all other requests: 1 MiB takes about a second.
         """
-        words = self.raw.encode(begin, add_special_tokens=False).word_ids
-        last = words[-1] if words else None
-        return sum(word != last for word in words) - max(map(len, self._added.values()), default=0)
+        most = self.max_chars(max_tokens)
+        if len(text) > most:
+            raise InvalidRequestError(
+                "prompt",
+                f"The prompt has {len(text)} characters. This server tokenizes at most {most}, for the "
+                f"{max_tokens} tokens that it allows for a request; a plain prompt may be sent as token ids.",
+                "context_length_exceeded",
+            )
 
     def render(
         self,

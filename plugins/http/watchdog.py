@@ -8,12 +8,22 @@ suspended, or while this process itself gets no CPU time, does not count.
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+import time
+from typing import TYPE_CHECKING
 
 from minisgl import hookimpl
 from minisgl.config import Config
 from minisgl.server.app import Api
 from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension
+from minisgl.server.worker_pool import STACK_DUMP_SIGNAL, Failed
+
+if TYPE_CHECKING:
+    from minisgl.server.launcher import Launcher
+
+log = logging.getLogger(__name__)
 
 PING_SECONDS = 1.0
 """Seconds between the answer of a worker and its next ping."""
@@ -56,9 +66,29 @@ class Watchdog(HttpExtension):
             self._silent[worker] = 0.0 if answer.done() else self._silent.get(worker, 0.0) + interval
         if api.launcher is not None:
             unit = "step" if worker.startswith("scheduler") else "message"
-            api.launcher.kill_hung(
+            kill_hung(
+                api.launcher,
                 worker,
                 f"it answered no ping for {self._limit:g} s and was killed: it was stopped, or stuck in one {unit} "
                 f"(server.watchdog={self._limit:g}: if a {unit} may take longer, set a larger number of seconds; 0 "
                 "switches the watchdog off)",
             )
+
+
+def kill_hung(launcher: Launcher, role: str, why: str) -> None:
+    """Log the stack of the worker ``role``, which hangs, kill it, and set ``why`` as its failure: the server then ends.
+
+    If a rank hangs, log the stacks of all ranks: it may be waiting for another rank that hangs.
+    """
+    for worker in launcher.worker_pool.workers:
+        is_asked = worker.role == role or all(name.startswith("scheduler") for name in (role, worker.role))
+        if is_asked and not worker.has_ended:
+            assert worker.process.pid is not None
+            log.error("stack of %s:", worker.role)
+            os.kill(worker.process.pid, STACK_DUMP_SIGNAL)
+            time.sleep(0.1)  # let this worker write its stack before the next worker writes
+    for worker in launcher.worker_pool.workers:
+        if worker.role == role:
+            worker.process.kill()
+            worker.failed, worker.hung = Failed(why), True
+    launcher.look_at_workers()

@@ -35,8 +35,10 @@ from minisgl.message import (
     pack_ids,
     unpack_ids,
 )
-from minisgl.server.text_process import BEGIN_CHARS_PER_TOKEN, MAX_CHARS_PER_TOKEN, TextWorker, warm_up
+from minisgl.plugins.tokenizer.exact.tokenizer import BEGIN_CHARS_PER_TOKEN, ExactTokenizer
+from minisgl.server.text_process import TextWorker, warm_up
 from minisgl.tokenizer import Tokenizer
+from minisgl.tokenizer.tokenizer import MAX_CHARS_PER_TOKEN
 from minisgl.utils.log import JsonFormatter
 
 
@@ -198,7 +200,7 @@ def ask(text: str, chat: bool) -> TextPrompt | ChatPrompt:
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(st.sampled_from("ab <>|end\n"), max_size=60), st.integers(0, 60))
-def test_min_num_tokens(tokenizer: Tokenizer, text: str, cut: int) -> None:
+def test_min_num_tokens(tokenizer: ExactTokenizer, text: str, cut: int) -> None:
     """No text has fewer tokens than its beginning promises."""
     assert tokenizer.min_num_tokens("x" + text[:cut]) <= len(tokenizer.encode("x" + text, False))
 

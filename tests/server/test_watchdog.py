@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from minisgl.message import Pong
+from minisgl.plugins.http import watchdog
 from minisgl.plugins.http.watchdog import Watchdog
 from minisgl.server.errors import ApiError
 
@@ -34,8 +35,11 @@ class Workers:
             self.open.set_result(Pong(worker))
         return self.open
 
-    def kill_hung(self, role: str, why: str) -> None:
-        self.killed.append((role, why))
+
+@pytest.fixture(autouse=True)
+def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Record which workers are killed: `Workers` has no processes."""
+    monkeypatch.setattr(watchdog, "kill_hung", lambda workers, role, why: workers.killed.append((role, why)))
 
 
 def watch(answers: bool, body: Callable[[Workers], Awaitable[None]], limit: float = SECONDS) -> tuple[Workers, float]:
@@ -43,11 +47,11 @@ def watch(answers: bool, body: Callable[[Workers], Awaitable[None]], limit: floa
 
     async def run() -> tuple[Workers, float]:
         workers: Any = Workers(answers)
-        watchdog = Watchdog(limit)
+        dog = Watchdog(limit)
         began = time.monotonic()
-        watchdog.begin(workers)
+        dog.begin(workers)
         await body(workers)
-        watchdog.close(0)
+        dog.close(0)
         return workers, time.monotonic() - began
 
     return asyncio.run(run())
@@ -104,21 +108,21 @@ def test_without_a_limit_no_worker_is_killed() -> None:
 
 
 def test_a_silent_worker_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minisgl.plugins.http.watchdog.UNHEALTHY_SECONDS", 0.0)
+    monkeypatch.setattr(watchdog, "UNHEALTHY_SECONDS", 0.0)
 
     async def run() -> None:
         workers: Any = Workers(False)
-        watchdog = Watchdog(4 * SECONDS)
-        watchdog.begin(workers)
-        watchdog.check_health()
+        dog = Watchdog(4 * SECONDS)
+        dog.begin(workers)
+        dog.check_health()
         await asyncio.sleep(2 * SECONDS)
         with pytest.raises(ApiError, match=r"No answer for 0 s from: scheduler-0\."):
-            watchdog.check_health()
+            dog.check_health()
         workers.answers = True
         workers.open.set_result(Pong("scheduler-0"))
         workers.open = None
         await asyncio.sleep(2 * SECONDS)
-        watchdog.check_health()
-        watchdog.close(0)
+        dog.check_health()
+        dog.close(0)
 
     asyncio.run(run())

@@ -21,6 +21,7 @@ from typing import Any, Self
 import tokenizers
 
 from minisgl.config import ConfigError
+from minisgl.core import InvalidRequestError
 from minisgl.plugins.tokenizer.exact.load import load_tokenizer
 from minisgl.plugins.tokenizer.exact.messages import PrivateCharacters, map_texts, normalize, strings_of, texts_of
 from minisgl.plugins.tokenizer.exact.streams import CleanStream, TokenStream, clean_up, is_local
@@ -30,6 +31,8 @@ from minisgl.tokenizer.chat import Message, computed_with_special_tokens, map_st
 from minisgl.tokenizer.text_stream import WholeStream
 from minisgl.tokenizer.tokenizer import Tokenizer, decoder_parts, template_source
 
+BEGIN_CHARS_PER_TOKEN = 8
+"""The number of characters of the beginning of a text, for each token that is allowed. It is tokenized first."""
 _BRACKETS = {"<": ">", "[": "]", "{": "}", "(": ")"}
 
 
@@ -127,6 +130,28 @@ class ExactTokenizer(Tokenizer):
         return self._client_text.encode(chat)
 
     # ---- text --------------------------------------------------------------------------------------------
+
+    def check_length(self, text: str, max_tokens: int) -> None:
+        """Raise `InvalidRequestError` also for a text whose beginning is too long: most texts that are end there."""
+        super().check_length(text, max_tokens)
+        begin = text[: BEGIN_CHARS_PER_TOKEN * max_tokens]
+        if len(begin) < len(text) and self.min_num_tokens(begin) > max_tokens:
+            raise InvalidRequestError(
+                "prompt",
+                f"The first {len(begin)} characters of the prompt have more than the {max_tokens} tokens that this "
+                "server allows for a request.",
+                "context_length_exceeded",
+            )
+
+    def min_num_tokens(self, begin: str) -> int:
+        """Return a number of tokens that every text has that begins with ``begin``.
+
+        It is the number of tokens before the last word of ``begin``, less some for a special token that ``begin`` may
+        cut in two. It is at most 0 for a tokenizer that has no words.
+        """
+        words = self.raw.encode(begin, add_special_tokens=False).word_ids
+        last = words[-1] if words else None
+        return sum(word != last for word in words) - max(map(len, self._added.values()), default=0)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids. Ids outside the tokenizer's vocabulary add no text."""
