@@ -486,7 +486,6 @@ class Req:
         "num_cached_tokens",
         "num_prompt_logprobs",
         "output_ids",
-        "page_hashes",
         "params",
         "prefix_match",
         "priority",
@@ -518,7 +517,6 @@ class Req:
         self.num_cached_pages = 0  # leading pages in the page table that the prefix cache owns
         self.cache_handle: Any = None  # prefix-cache handle of these pages, locked while the request runs
         self.prefix_match: Any = None  # CacheManager's last match for this request
-        self.page_hashes: npt.NDArray[np.uint64] | None = None  # hash of the first page, of the first two pages, …
         self.finish_reason: FinishReason | None = None
         self.error = ""
 

@@ -158,7 +158,7 @@ class WaitingView(Sequence[Waiting]):
 
     ``entries`` yields them in order, because whether an entry has a ``same_prefix_req`` depends on the earlier entries.
     An entry that is read for the first time costs some microseconds. So a policy that reads a queue of 10,000 requests
-    to its end in every step delays every step by tens of milliseconds; `minisgl.scheduler.order` reads less.
+    to its end in every step delays every step by tens of milliseconds; `minisgl.plugins.scheduler` reads less.
     """
 
     def __init__(self, size: int, entries: Iterator[Waiting]):

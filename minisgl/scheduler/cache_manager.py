@@ -63,19 +63,22 @@ from minisgl.kvcache import Key, MatchResult, PrefixCache, Rematches
 from minisgl.scheduler.budget import AdmissionCost, Reserve
 from minisgl.scheduler.events import Events
 from minisgl.scheduler.page_allocator import PageAllocator
-from minisgl.scheduler.prefix_hash import PageHash, PrefixHasher
 from minisgl.scheduler.request_table import RequestTable
 
 
 class _PrefixMatch:
-    """The last match of a waiting request (``Req.prefix_match``). It is outdated if ``version`` is."""
+    """The last match of a request (``Req.prefix_match``). It is outdated if ``version`` is.
 
-    __slots__ = ("ids", "key", "result", "version")
+    ``next_page_hash`` is the hash of the tokens up to the end of page number ``next_page``: see `next_page_key`.
+    """
+
+    __slots__ = ("ids", "key", "next_page", "next_page_hash", "result", "version")
 
     def __init__(self, ids: I32, key: Key):
         self.ids, self.key = ids, key  # all tokens; the tokens that may be matched
         self.result: MatchResult | None = None
-        self.version = -1
+        self.version = self.next_page = -1
+        self.next_page_hash = 0
 
 
 class CacheManager:
@@ -91,7 +94,6 @@ class CacheManager:
         self.allocator = PageAllocator(spec.num_pages, spec.max_running_requests)
         self.request_table = RequestTable(spec)
         self.reserve = Reserve()  # tokens of each running request for which admission keeps pages free
-        self._hasher = PrefixHasher(spec.page_size)
         self._rematch = cache.rematch if isinstance(cache, Rematches) else _match_again(cache)
         self.last_launched_step = -1
         self.last_read_step = -1
@@ -142,23 +144,20 @@ class CacheManager:
         # Unlocked pages of the match are evictable now. The admission locks them, so they count as pages it needs.
         return AdmissionCost(pages_now - len(match.pages) + match.unlocked, pages_soon - pages_now)
 
-    def hash_prompt(self, req: Req) -> None:
-        """Compute the page hashes of a request: when it is added, so that no turn of the loop has to."""
-        if self.cache.reuses:
-            req.page_hashes = self._hasher.hashes(req.tokens()[: _num_reusable_tokens(req)])
-
-    def next_page_hash(self, req: Req, page: int) -> PageHash | None:
-        """Return a hash of the request's first ``page + 1`` pages of tokens, and its ``cache_salt``.
+    def next_page_key(self, req: Req, page: int) -> tuple[str | None, int] | None:
+        """Return a key of the request's first ``page + 1`` pages of tokens: its ``cache_salt``, and a hash.
 
         None means that the request could not use page number ``page`` from the cache: `match` leaves the page out, or
-        the cache reuses no pages. Two requests with the same hash are assumed to compute the same KV in these pages.
+        the cache reuses no pages. Requests with an equal key are about to compute the same page, so one of them waits.
+        The key does not decide which KV a request reads: the prefix cache compares token ids.
         """
-        if not self.cache.reuses:
+        end = (page + 1) * self.spec.page_size
+        if not self.cache.reuses or end > _num_reusable_tokens(req):
             return None
-        if req.page_hashes is None:  # after a retraction, the output is hashed too
-            self.hash_prompt(req)
-        assert req.page_hashes is not None
-        return (req.params.cache_salt, int(req.page_hashes[page])) if page < len(req.page_hashes) else None
+        last = req.prefix_match
+        if last.next_page != page:  # Python's hash of bytes is keyed with a secret of the process
+            last.next_page, last.next_page_hash = page, hash(last.ids[:end].tobytes())
+        return req.params.cache_salt, last.next_page_hash
 
     # ---- free -> allocated ---------------------------------------------------------------------------
 
@@ -353,7 +352,7 @@ class CacheManager:
         for req in reqs:
             req.req_pool_idx = req.admission_order = -1
             req.num_cached_pages = 0
-            req.cache_handle = req.prefix_match = req.page_hashes = None
+            req.cache_handle = req.prefix_match = None
         self.free_retired(self.last_read_step)
 
     def _retire(self, owned: Sequence[tuple[int, I32]], req_pool_indices: I32 | None = None) -> None:

@@ -16,7 +16,6 @@ from minisgl.core import I32, Bools, Req
 from minisgl.scheduler.base import Plan, Room, Running, SchedulerPolicy, Waiting
 from minisgl.scheduler.budget import RETRACTION_SLACK, AdmissionCost, StepBudget, WaitingView
 from minisgl.scheduler.cache_manager import CacheManager
-from minisgl.scheduler.prefix_hash import PageHash
 from minisgl.scheduler.waiting_queue import WaitingQueue, by_urgency
 
 MAX_ADMISSIONS = 256
@@ -117,11 +116,11 @@ class Planner:
         """
         cache_manager, page_size = self.cache_manager, self.cache_manager.spec.page_size
         step = self.requests.next_step_id
-        computing: dict[PageHash, int] = {}  # a prefix in whole pages -> the first request to compute its last page
+        computing: dict[object, int] = {}  # a prefix in whole pages -> the first request to compute its last page
 
         def first_to_compute(req: Req, page: int) -> int | None:
-            page_hash = cache_manager.next_page_hash(req, page)
-            return None if page_hash is None else computing.setdefault(page_hash, req.uid)
+            key = cache_manager.next_page_key(req, page)
+            return None if key is None else computing.setdefault(key, req.uid)
 
         for view in running:
             if view.num_remaining_tokens:

@@ -117,7 +117,6 @@ class Scheduler:
         self._arrivals += 1
         self.requests[uid] = req
         self.waiting.add(req)
-        self.cache_manager.hash_prompt(req)
         self._idle = False
         self.events.request_added(req, self.clock())
 

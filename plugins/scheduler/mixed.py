@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from minisgl.hooks import hookimpl
+from minisgl.plugins.scheduler import check_order, order_waiting
 from minisgl.scheduler import Budget, Plan, Running, Waiting
-from minisgl.scheduler.order import check_order, order_waiting
 
 
 @dataclass

@@ -15,8 +15,8 @@ from itertools import chain, islice, takewhile
 from typing import Any
 
 from minisgl.hooks import hookimpl
+from minisgl.plugins.scheduler import MAX_SKIPPED
 from minisgl.scheduler import Budget, Plan, Running, Waiting
-from minisgl.scheduler.order import MAX_SKIPPED
 
 
 @dataclass

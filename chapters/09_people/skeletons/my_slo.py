@@ -14,8 +14,8 @@ from itertools import chain, islice
 from typing import Any
 
 from minisgl.hooks import hookimpl
+from minisgl.plugins.scheduler import order_waiting
 from minisgl.scheduler import Budget, Plan, Running, Waiting
-from minisgl.scheduler.order import order_waiting
 
 
 @dataclass

@@ -21,9 +21,9 @@ from minisgl.chapters.lab.grader.simulated_workloads import (
     show,
     simulate,
 )
+from minisgl.plugins.scheduler import LPM_WINDOW, order_waiting
 from minisgl.scheduler import Plan, Running, Waiting
 from minisgl.scheduler.budget import AdmissionCost, StepBudget, WaitingView
-from minisgl.scheduler.order import LPM_WINDOW, order_waiting
 from minisgl.testing.drive import make_plugin
 
 ORDERS = ("fcfs", "lpm")

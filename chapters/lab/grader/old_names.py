@@ -18,7 +18,6 @@ RENAMED_ATTRIBUTES = MappingProxyType(
             "cached": "num_cached_tokens",
             "shared": "num_cached_pages",
             "match": "prefix_match",
-            "hashes": "page_hashes",
             "queued": "queued_at_step",
             "reason": "finish_reason",
             "handle": "cache_handle",
@@ -72,7 +71,7 @@ RENAMED_IMPORTS = MappingProxyType(
         "minisgl.engine.inputs": {"Tokens": "ModelInputs"},
         "minisgl.kvcache": {"Match": "MatchResult", "Inserted": "InsertResult"},
         "minisgl.scheduler": {"PageLedger": "PageAllocator", "LedgerError": "PageOwnershipError"},
-        "minisgl.scheduler.order": {"arrange": "order_waiting"},
+        "minisgl.plugins.scheduler": {"arrange": "order_waiting"},
     }
 )
 """Module → old name of a class or function that a plugin imports → new name."""

@@ -348,7 +348,7 @@ def test_upgrade_note(tmp_path: Path) -> None:
     path.write_text(text)
     head, *changes, last = upgrade_note(POLICY, path)
     assert "my_policy.py was started with minisgl 0.1.0" in head
-    assert f"line {line_of(text, 'arrange')}: arrange of minisgl.scheduler.order is now order_waiting" in changes[0]
+    assert f"line {line_of(text, 'arrange')}: arrange of minisgl.plugins.scheduler is now order_waiting" in changes[0]
     assert any(".left of Running is now .num_remaining_tokens" in change for change in changes)
     assert not any(".order" in change.split(" is now ")[0] for change in changes[1:]), "self.order is the student's own"
     assert "docs/upgrade-0.2.md" in last
@@ -400,7 +400,9 @@ def test_retired_import(fork_server: ForkServer, tmp_path: Path) -> None:
     path = tmp_path / POLICY.file
     path.write_text(solution(POLICY).replace("order_waiting", "arrange"))
     first = grade(POLICY, path, fork_server=fork_server).verdicts[0]
-    assert first.cause == "renamed" and "renamed `arrange` of minisgl.scheduler.order to `order_waiting`" in first.seen
+    assert (
+        first.cause == "renamed" and "renamed `arrange` of minisgl.plugins.scheduler to `order_waiting`" in first.seen
+    )
 
 
 def test_own_attribute_is_not_retired(fork_server: ForkServer, tmp_path: Path) -> None:

@@ -5,8 +5,8 @@
 `budget.grant` never refuses a decode row for lack of tokens, so the step may compute more tokens than its limit.
 """
 
+from minisgl.plugins.scheduler import order_waiting
 from minisgl.scheduler import Plan
-from minisgl.scheduler.order import order_waiting
 
 
 class MyPolicy:

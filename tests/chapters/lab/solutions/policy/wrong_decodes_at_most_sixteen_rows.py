@@ -2,8 +2,8 @@
 # gate: plan
 """This policy puts at most sixteen rows into a step, so a server with more running answers leaves some out."""
 
+from minisgl.plugins.scheduler import order_waiting
 from minisgl.scheduler import Plan
-from minisgl.scheduler.order import order_waiting
 
 
 class MyPolicy:

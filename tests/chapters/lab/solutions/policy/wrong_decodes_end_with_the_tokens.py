@@ -5,8 +5,8 @@
 The token limit applies to prefill only: a running request must get its decode row even when no tokens are left.
 """
 
+from minisgl.plugins.scheduler import order_waiting
 from minisgl.scheduler import Plan
-from minisgl.scheduler.order import order_waiting
 
 
 class MyPolicy:

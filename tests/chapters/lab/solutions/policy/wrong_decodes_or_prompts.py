@@ -5,8 +5,8 @@
 While any prompt is left to compute, no running request gets its next token.
 """
 
+from minisgl.plugins.scheduler import order_waiting
 from minisgl.scheduler import Plan
-from minisgl.scheduler.order import order_waiting
 
 
 class MyPolicy:

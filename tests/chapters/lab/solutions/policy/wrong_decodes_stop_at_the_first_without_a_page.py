@@ -5,8 +5,8 @@
 Stopping at the first request that does not fit is right for waiting requests only. Later decode rows may need no page.
 """
 
+from minisgl.plugins.scheduler import order_waiting
 from minisgl.scheduler import Plan
-from minisgl.scheduler.order import order_waiting
 
 
 class MyPolicy:

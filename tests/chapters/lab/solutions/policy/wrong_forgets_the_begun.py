@@ -5,8 +5,8 @@
 A request whose prompt is partly computed is running too. It never gets its second chunk.
 """
 
+from minisgl.plugins.scheduler import order_waiting
 from minisgl.scheduler import Plan
-from minisgl.scheduler.order import order_waiting
 
 
 class MyPolicy:

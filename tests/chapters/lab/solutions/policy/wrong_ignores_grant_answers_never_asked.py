@@ -3,8 +3,8 @@
 # seen: `budget.grant` was never asked for it.
 """This policy plans a token for each running answer, and asks the budget only for prompts."""
 
+from minisgl.plugins.scheduler import order_waiting
 from minisgl.scheduler import Plan
-from minisgl.scheduler.order import order_waiting
 
 
 class MyPolicy:

@@ -2,8 +2,8 @@
 # gate: plan
 """This policy plans as many tokens as it asked for, instead of the number that `budget.grant` returned."""
 
+from minisgl.plugins.scheduler import order_waiting
 from minisgl.scheduler import Plan
-from minisgl.scheduler.order import order_waiting
 
 
 class MyPolicy:

@@ -2,8 +2,8 @@
 # gate: plan
 """This policy removes the requests that it admits from the caller's list of waiting requests."""
 
+from minisgl.plugins.scheduler import order_waiting
 from minisgl.scheduler import Plan
-from minisgl.scheduler.order import order_waiting
 
 
 class MyPolicy:

@@ -2,8 +2,8 @@
 # gate: plan
 """This policy always uses the order `lpm` (longest cached prefix first) and ignores the option `order`."""
 
+from minisgl.plugins.scheduler import order_waiting
 from minisgl.scheduler import Plan
-from minisgl.scheduler.order import order_waiting
 
 
 class MyPolicy:

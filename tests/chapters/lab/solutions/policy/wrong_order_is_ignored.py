@@ -2,8 +2,8 @@
 # gate: plan
 """This policy always uses the order `fcfs` (order of arrival) and ignores the option `order`."""
 
+from minisgl.plugins.scheduler import order_waiting
 from minisgl.scheduler import Plan
-from minisgl.scheduler.order import order_waiting
 
 
 class MyPolicy:

@@ -5,8 +5,8 @@
 The step is fuller, but a long prompt starves while shorter prompts keep arriving.
 """
 
+from minisgl.plugins.scheduler import order_waiting
 from minisgl.scheduler import Plan
-from minisgl.scheduler.order import order_waiting
 
 
 class MyPolicy:

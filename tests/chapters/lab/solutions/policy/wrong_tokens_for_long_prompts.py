@@ -2,8 +2,8 @@
 # gate: plan
 """This policy never asks for more than 512 tokens of a prompt, so a large step stays half empty."""
 
+from minisgl.plugins.scheduler import order_waiting
 from minisgl.scheduler import Plan
-from minisgl.scheduler.order import order_waiting
 
 
 class MyPolicy:

@@ -5,8 +5,8 @@
 `num_new_pages` counts pages. It is mostly zero, so most decode rows are not granted.
 """
 
+from minisgl.plugins.scheduler import order_waiting
 from minisgl.scheduler import Plan
-from minisgl.scheduler.order import order_waiting
 
 
 class MyPolicy:

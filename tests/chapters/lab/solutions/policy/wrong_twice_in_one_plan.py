@@ -5,8 +5,8 @@
 It then plans a chunk for each of the latter, so a request may have two rows in one plan.
 """
 
+from minisgl.plugins.scheduler import order_waiting
 from minisgl.scheduler import Plan
-from minisgl.scheduler.order import order_waiting
 
 
 class MyPolicy:
