@@ -1,4 +1,4 @@
-"""The waiting requests in order of urgency. A request enters and leaves at any position in O(log n), amortised.
+"""Requests before they run: the check of a new request (promise 2), and the waiting queue.
 
 All choices that one HTTP request asks for form a *group*, and groups have fair shares of the running requests. An HTTP
 request may ask for a thousand choices. In order of arrival, each later request would wait until nearly all of them have
@@ -15,13 +15,91 @@ If no request has a group, this is the order of arrival.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from heapq import heappop, heappush, merge
+from heapq import merge
 from operator import attrgetter
 
-from minisgl.core import Req
+import numpy as np
+
+from minisgl.core import I32, EngineSpec, InvalidRequestError, Req, SamplingParams
+
+# ---- the check of a new request ------------------------------------------------------------------------
+
+_MAX_UID = 2**31 - 1  # uids are stored as int32; negative numbers mark pages without a request
+
+
+def check_request(
+    spec: EngineSpec, uid: int, prompt_ids: Sequence[int] | I32, params: SamplingParams, uses_priority: bool = True
+) -> I32:
+    """Return the prompt as a read-only array, int32 ``[tokens]``. Such an array is returned itself: requests share it.
+
+    Raise ValueError if ``uid`` is not a valid number of a request. Raise `InvalidRequestError`, which names the field,
+    if an engine of the sizes ``spec`` can never serve the request, or if it has a priority that the scheduling policy
+    does not use. The arguments may have any type. Sizes are checked before values, so the cost is bounded by the longest
+    request that can be served.
+    """
+    if not isinstance(uid, int) or isinstance(uid, bool) or not 0 <= uid <= _MAX_UID:
+        raise ValueError(f"a uid must be an integer from 0 to {_MAX_UID}")
+    if not isinstance(params, SamplingParams):
+        raise InvalidRequestError("params", f"params must be SamplingParams, not {type(params).__name__}.")
+    params.check(spec.vocab_size)
+    _check_type(prompt_ids)
+    spec.check_length(len(prompt_ids), params.max_tokens)
+    ids = _check_tokens(prompt_ids, spec.vocab_size)
+    if params.priority and not uses_priority:
+        raise InvalidRequestError(
+            "priority", f"priority must be 0, got {params.priority}: the scheduling policy does not use priorities."
+        )
+    return ids
+
+
+def seed_of(params: SamplingParams, seed: int, arrival: int) -> int:
+    """Return the seed in ``params``, or one derived from the scheduler's seed and the arrival number (splitmix64)."""
+    if params.seed is not None:
+        return params.seed
+    x = (seed * 0x9E3779B97F4A7C15 + (arrival + 1) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+    x = ((x ^ (x >> 30)) * 0x94D049BB133111EB) & (2**64 - 1)
+    return (x ^ (x >> 31)) >> 1
+
+
+def _check_type(prompt_ids: Sequence[int] | I32) -> None:
+    is_array = isinstance(prompt_ids, np.ndarray) and prompt_ids.ndim > 0
+    if not is_array and (not isinstance(prompt_ids, Sequence) or isinstance(prompt_ids, str | bytes | bytearray)):
+        kind = type(prompt_ids).__name__
+        raise InvalidRequestError("prompt", f"The prompt must be a sequence of token ids, not of type {kind}.")
+
+
+def _check_tokens(prompt_ids: Sequence[int] | I32, vocab_size: int) -> I32:
+    if not isinstance(prompt_ids, np.ndarray):
+        kinds = {*map(type, prompt_ids)}
+        if not all(issubclass(kind, int | np.integer) and kind is not bool for kind in kinds):
+            names = ", ".join(sorted(kind.__name__ for kind in kinds))
+            raise InvalidRequestError(
+                "prompt", f"The prompt must be a list of integers; it has elements of type {names}."
+            )
+    ids = np.asarray(prompt_ids)
+    is_integer = ids.dtype.kind in "iu"
+    if isinstance(prompt_ids, np.ndarray) and (ids.ndim != 1 or not is_integer):
+        what = f"an array of {ids.dtype} with {ids.ndim} dimensions"
+        raise InvalidRequestError("prompt", f"The prompt must be a one-dimensional array of integers; it is {what}.")
+    if not is_integer:  # numpy has no integer type for Python integers of more than 64 bits
+        raise InvalidRequestError("prompt", f"A token id exceeds 64 bits; the vocabulary has {vocab_size} tokens.")
+    if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
+        invalid = int(ids[(ids < 0) | (ids >= vocab_size)][0])
+        raise InvalidRequestError(
+            "prompt", f"Token id {invalid} is not in the vocabulary, which has {vocab_size} tokens."
+        )
+    if ids.dtype == np.int32 and not ids.flags.writeable:
+        return ids
+    ids = ids.astype(np.int32)
+    ids.flags.writeable = False
+    return ids
+
+
+# ---- the order of waiting requests ---------------------------------------------------------------------
+
 
 NO_GROUP = 0
 """The group of a request that counts as a group of its own."""
@@ -57,45 +135,7 @@ def by_urgency(running: Sequence[Req]) -> list[Req]:
     return sorted(running, key=lambda req: (req.priority, rank[req.uid], req.arrival))
 
 
-_urgency = attrgetter("urgency")
-
-
-class _SortedReqs:
-    """Requests sorted by ``Req.urgency``.
-
-    A removed request stays in the list for a while, and iteration skips it. The list is rebuilt once a ninth of its
-    entries are removed requests.
-    """
-
-    def __init__(self) -> None:
-        self._entries: list[Req] = []  # by urgency; contains removed requests too
-        self._arrivals: set[int] = set()  # the arrival numbers of the requests that were not removed
-
-    def add(self, req: Req) -> None:
-        if self._entries and self._entries[-1].urgency >= req.urgency:
-            i = bisect_left(self._entries, req.urgency, key=_urgency)
-            if self._entries[i] is not req:  # else the request was removed, and its entry is still there
-                self._entries.insert(i, req)
-        else:
-            self._entries.append(req)
-        self._arrivals.add(req.arrival)
-
-    def remove(self, req: Req) -> None:
-        self._arrivals.remove(req.arrival)
-        if 8 * len(self._entries) > 9 * len(self._arrivals) + 512:
-            self._entries = list(self)
-
-    def discard(self, req: Req) -> None:
-        """Remove a request together with its entry, so that its urgency may change."""
-        del self._entries[bisect_left(self._entries, req.urgency, key=_urgency)]
-        self._arrivals.remove(req.arrival)
-
-    def __len__(self) -> int:
-        return len(self._arrivals)
-
-    def __iter__(self) -> Iterator[Req]:
-        arrivals = self._arrivals
-        return (req for req in self._entries if req.arrival in arrivals)
+_urgency, _arrival = attrgetter("urgency"), attrgetter("arrival")
 
 
 class WaitingQueue:
@@ -103,69 +143,61 @@ class WaitingQueue:
 
     Without priorities, that is the order of arrival. A retracted request returns to the place of its first arrival.
     While requests of groups wait, the order is that of `fair_order`. ``running()`` returns the running requests.
+
+    A request is found by binary search. To insert or delete an entry of a list moves the entries behind it, which takes
+    some microseconds in a queue of 10,000 requests.
     """
 
     def __init__(self, running: Callable[[], Sequence[Req]] = tuple) -> None:
         self._running = running
-        self._sorted = _SortedReqs()  # the requests without a group
-        self._groups: dict[int, _SortedReqs] = {}  # the others, by group; no entry is empty
-        self._waiting: dict[int, Req] = {}  # the requests in the queue, by arrival
-        self._arrivals: list[int] = []  # a heap of arrival numbers; contains those of removed requests too
-        self._in_heap: set[int] = set()  # its entries, each of which it has once
+        self._by_arrival: list[Req] = []
+        self._alone: list[Req] = []  # the requests without a group, by urgency
+        self._groups: dict[int, list[Req]] = {}  # the others by group, each by urgency; no entry is empty
 
-    def _of_group(self, group: int) -> _SortedReqs:
-        return self._sorted if group == NO_GROUP else self._groups.setdefault(group, _SortedReqs())
+    def _of_group(self, group: int) -> list[Req]:
+        return self._alone if group == NO_GROUP else self._groups.setdefault(group, [])
 
     def add(self, req: Req) -> None:
         """Add a request, at the place of its priority and its arrival number."""
-        self._of_group(req.group).add(req)
-        self._waiting[req.arrival] = req
-        if req.arrival not in self._in_heap:
-            self._in_heap.add(req.arrival)
-            heappush(self._arrivals, req.arrival)
+        insort(self._by_arrival, req, key=_arrival)
+        insort(self._of_group(req.group), req, key=_urgency)
 
     def remove(self, req: Req) -> None:
         """Remove a request. Raise KeyError if it is not in the queue."""
-        del self._waiting[req.arrival]
+        if req not in self:
+            raise KeyError(req.uid)
+        del self._by_arrival[bisect_left(self._by_arrival, req.arrival, key=_arrival)]
         reqs = self._of_group(req.group)
-        reqs.remove(req)
+        del reqs[bisect_left(reqs, req.urgency, key=_urgency)]
         if not reqs:
             self._groups.pop(req.group, None)
-        if 8 * len(self._arrivals) > 9 * len(self._waiting) + 512:
-            self._arrivals = sorted(self._waiting)  # a sorted list is a heap
-            self._in_heap = set(self._arrivals)
 
     def set_priority(self, req: Req, priority: int) -> None:
         """Change the priority of a request in the queue."""
-        reqs = self._of_group(req.group)
-        reqs.discard(req)
+        self.remove(req)
         req.priority = priority
-        reqs.add(req)
+        self.add(req)
 
     def clear(self) -> None:
         """Remove all requests."""
-        self._sorted = _SortedReqs()
-        self._groups.clear()
-        self._waiting.clear()
-        self._arrivals.clear()
-        self._in_heap.clear()
+        for entries in (self._by_arrival, self._alone, self._groups):
+            entries.clear()
 
     def first(self) -> Req | None:
         """Return the request that arrived first, whatever its priority; None if the queue is empty."""
-        while self._arrivals and self._arrivals[0] not in self._waiting:
-            self._in_heap.remove(heappop(self._arrivals))
-        return self._waiting[self._arrivals[0]] if self._arrivals else None
+        return self._by_arrival[0] if self._by_arrival else None
 
     def most_urgent(self) -> Req | None:
         """Return the first request in the order of the queue; None if the queue is empty."""
         return next(iter(self), None)
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._by_arrival)
 
     def __contains__(self, req: Req) -> bool:
-        return req.arrival in self._waiting
+        i = bisect_left(self._by_arrival, req.arrival, key=_arrival)
+        return i < len(self) and self._by_arrival[i] is req
 
     def __iter__(self) -> Iterator[Req]:
         """Yield the requests in order of urgency. The queue must not change meanwhile."""
-        return fair_order(self._sorted, self._groups, self._running()) if self._groups else iter(self._sorted)
+        return fair_order(self._alone, self._groups, self._running()) if self._groups else iter(self._alone)

@@ -24,7 +24,7 @@ from minisgl.message import (
     TokensPrompt,
 )
 from minisgl.message.queue import Addresses, Pull, Push
-from minisgl.scheduler.check_request import check_request
+from minisgl.scheduler.waiting_queue import check_request
 from minisgl.server.dispatch import Dispatcher
 from minisgl.server.errors import ApiError
 from minisgl.server.request_record import Stream
