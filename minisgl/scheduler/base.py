@@ -121,11 +121,9 @@ class Speculation(Protocol):
     """Gives the draft tokens of a scheduler's decode rows, and is told how many of them were accepted.
 
     A row with k drafts samples at k + 1 positions, and the result says how many of the tokens count.
-    `plugins/speculation/` makes the drafts, and decides how many.
+    `plugins/speculation/` makes the drafts, decides how many, and allocates the pages of their positions.
     """
 
-    max_draft_tokens: int
-    """Largest number of drafts of a step."""
     engine_drafts: bool
     """Whether the engine makes drafts too, from the tokens of the requests, which their admissions then carry."""
 
@@ -135,10 +133,10 @@ class Speculation(Protocol):
     def removed(self, reqs: Sequence[Req]) -> None:
         """Note requests that stop to run, before they lose their rows."""
 
-    def propose(self, step_id: int, reqs: Sequence[Req], rows: I32, positions: I32, limits: I32) -> list[Sequence[int]]:
-        """Return the drafts of each request in a step: those for ``positions[i]`` and after it, at most ``limits[i]``.
+    def draft(self, cache_manager: CacheManager, step_id: int, reqs: Sequence[Req], rows: I32) -> list[list[int]]:
+        """Return the drafts of each decoding request in step ``step_id``. Allocate the pages of their positions.
 
-        ``rows`` are the request-pool rows.
+        ``rows`` are the request-pool rows. They have the pages of the requests' own next tokens.
         """
 
     def num_rounds(

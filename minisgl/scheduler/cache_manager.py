@@ -195,33 +195,14 @@ class CacheManager:
 
     def allocate_decode_pages(self, req_pool_indices: I32) -> None:
         """Allocate one more page for each of these rows, whose next token starts a new page."""
-        self._add_pages(req_pool_indices, self.request_table.num_pages[req_pool_indices])
-        self.request_table.num_pages[req_pool_indices] += 1
+        self.add_pages(req_pool_indices, self.request_table.num_pages[req_pool_indices])
 
-    def allocate_draft_pages(self, req_pool_indices: I32, ends: I32) -> I32:
-        """Allocate the pages that each row needs for the positions below ``ends[i]``, as far as pages can be had.
-
-        Return the end of the positions of each row that have a page now: ``ends[i]``, or less if too few pages are free
-        or evictable. The first rows get theirs first.
-        """
-        table, size = self.request_table, self.spec.page_size
-        first = table.num_pages[req_pool_indices]
-        missing = np.maximum(-(-ends // size) - first, 0)
-        if missing.any():
-            total = np.minimum(np.cumsum(missing), self.num_available_pages)
-            counts = np.diff(total, prepend=0).astype(np.int32)
-            columns = np.arange(total[-1]) + np.repeat(first - total + counts, counts)
-            if len(columns):
-                self._add_pages(np.repeat(req_pool_indices, counts), columns.astype(np.int32))
-            table.num_pages[req_pool_indices] += counts
-        available: I32 = np.minimum(ends, table.num_pages[req_pool_indices] * size)
-        return available
-
-    def _add_pages(self, req_pool_indices: I32, columns: I32) -> None:
-        """Allocate a page for each entry (row, column) of the page table. The caller counts the pages of the rows."""
+    def add_pages(self, req_pool_indices: I32, columns: I32) -> None:
+        """Allocate a page for each entry (row, column) of the page table: the next columns of each row, in order."""
         table = self.request_table
         pages = self._allocate(len(columns), table.uid[req_pool_indices])
         table.page_table[req_pool_indices, columns] = pages
+        np.add.at(table.num_pages, req_pool_indices, 1)
         self._page_table_updates.append((req_pool_indices, columns, pages))
 
     def _allocate(self, n: int, owner: int | I32) -> I32:

@@ -31,7 +31,6 @@ from minisgl.core import (
 )
 from minisgl.scheduler.base import Constraint, Speculation
 from minisgl.scheduler.cache_manager import CacheManager
-from minisgl.scheduler.planner import PolicyError
 from minisgl.scheduler.request_table import RequestTable
 
 _DECODE, _VERIFY, _PREFILL = range(3)  # kinds of rows, in the order of a step
@@ -79,7 +78,10 @@ class StepBuilder:
             if len(rows_without_page):
                 self.cache_manager.allocate_decode_pages(rows_without_page)
             if self.speculation is not None:
-                drafts = self._propose(self.speculation, step_id, reqs, req_pool_indices, decodes)
+                rows = np.flatnonzero(decodes)
+                decoding = [reqs[i] for i in rows.tolist()]
+                found = self.speculation.draft(self.cache_manager, step_id, decoding, req_pool_indices[rows])
+                drafts = {row: tokens for row, tokens in zip(rows.tolist(), found, strict=True) if tokens}
                 num_verify = len(drafts)
                 num_decode -= num_verify
         if max(num_decode, num_verify) not in (0, len(reqs)):  # rows of several kinds
@@ -115,34 +117,6 @@ class StepBuilder:
             rounds=rounds,
         )
         return step, reqs
-
-    def _propose(
-        self, speculation: Speculation, step_id: int, reqs: Sequence[Req], req_pool_indices: I32, decodes: Bools
-    ) -> Drafts:
-        """Ask for drafts of the decode rows, and allocate the pages of their positions.
-
-        A row gets no more drafts than its request may still need, and none whose pages are not free or evictable.
-        """
-        table = self.request_table
-        rows = np.flatnonzero(decodes)
-        indices = req_pool_indices[rows]
-        positions = table.num_computed_tokens[indices] + 1  # of the first drafts, after the rows' own tokens
-        limits = np.maximum(table.max_len[indices] - 1 - positions, 0)
-        proposed = speculation.propose(step_id, [reqs[i] for i in rows.tolist()], indices, positions, limits)
-        counts = np.minimum(np.array([len(tokens) for tokens in proposed], np.int32), limits)
-        if counts.sum() > speculation.max_draft_tokens:
-            counts = np.diff(np.minimum(np.cumsum(counts), speculation.max_draft_tokens), prepend=0)
-        drafting = np.flatnonzero(counts)
-        if not len(drafting):
-            return {}
-        kept = {i: list(proposed[i][: counts[i]]) for i in drafting.tolist()}
-        for tokens in kept.values():
-            if min(tokens) < 0 or max(tokens) >= self.cache_manager.spec.vocab_size:
-                raise PolicyError(f"the proposer drafted {tokens}: a token is not in the vocabulary")
-        positions, counts = positions[drafting], counts[drafting].astype(np.int32)
-        counts = self.cache_manager.allocate_draft_pages(indices[drafting], positions + counts) - positions
-        pairs = zip(rows[drafting].tolist(), kept.values(), counts.tolist(), strict=True)
-        return {row: tokens[:count] for row, tokens, count in pairs if count > 0}
 
 
 def _input_ids(reqs: Sequence[Req], starts: I32, num_tokens: I32, num_decode: int, drafts: Drafts) -> I32:

@@ -37,8 +37,8 @@ def check_request(
 
     Raise ValueError if ``uid`` is not a valid number of a request. Raise `InvalidRequestError`, which names the field,
     if an engine of the sizes ``spec`` can never serve the request, or if it has a priority that the scheduling policy
-    does not use. The arguments may have any type. Sizes are checked before values, so the cost is bounded by the longest
-    request that can be served.
+    does not use. The arguments may have any type. Sizes are checked before values, so the cost is bounded by the
+    longest request that can be served.
     """
     if not isinstance(uid, int) or isinstance(uid, bool) or not 0 <= uid <= _MAX_UID:
         raise ValueError(f"a uid must be an integer from 0 to {_MAX_UID}")

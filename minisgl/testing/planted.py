@@ -28,6 +28,7 @@ from minisgl.core import (
     Step,
     StepResult,
 )
+from minisgl.plugins.speculation import adaptive
 from minisgl.plugins.speculation.adaptive import AdaptiveSpeculation
 from minisgl.scheduler import scheduler, steps
 from minisgl.scheduler.base import Budget, Plan, Running, Waiting
@@ -383,7 +384,7 @@ def pages_of_one_round() -> Bug:
     """Patch the number of rounds: a step of several rounds gets the pages of its first round only."""
 
     def num_rounds(self: AdaptiveSpeculation, cache_manager: CacheManager, *args: Any) -> Any:
-        with patch.object(cache_manager, "allocate_draft_pages", lambda rows, ends: ends):
+        with patch.object(adaptive, "allocate_draft_pages", lambda manager, rows, ends: ends):
             return real(self, cache_manager, *args)
 
     real = AdaptiveSpeculation.num_rounds

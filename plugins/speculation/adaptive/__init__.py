@@ -21,6 +21,7 @@ import numpy as np
 
 from minisgl.core import I32, PER_POSITION, EngineSpec, Req, Step, StepResult
 from minisgl.plugins.speculation import DraftProposer
+from minisgl.scheduler import PolicyError
 from minisgl.scheduler.base import Speculation
 from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.scheduler.steps import InFlightStep
@@ -91,6 +92,31 @@ class AdaptiveSpeculation(Speculation):
 
     # ---- drafts --------------------------------------------------------------------------------------------
 
+    def draft(self, cache_manager: CacheManager, step_id: int, reqs: Sequence[Req], rows: I32) -> list[list[int]]:
+        """Return the drafts of each decoding request in a step, and allocate the pages of their positions.
+
+        A row gets no more drafts than its request may still need, and none whose pages are not free or evictable.
+        """
+        table = cache_manager.request_table
+        positions = table.num_computed_tokens[rows] + 1  # of the first drafts, after the rows' own tokens
+        limits = np.maximum(table.max_len[rows] - 1 - positions, 0)
+        proposed = self.propose(step_id, reqs, rows, positions, limits)
+        counts = np.minimum(np.array([len(tokens) for tokens in proposed], np.int32), limits)
+        counts = np.diff(np.minimum(np.cumsum(counts), self.max_draft_tokens), prepend=0)
+        drafting = np.flatnonzero(counts)
+        drafts: list[list[int]] = [[] for _ in reqs]
+        if not len(drafting):
+            return drafts
+        for i in drafting.tolist():
+            drafts[i] = tokens = list(proposed[i][: counts[i]])
+            if min(tokens) < 0 or max(tokens) >= cache_manager.spec.vocab_size:
+                raise PolicyError(f"the proposer drafted {tokens}: a token is not in the vocabulary")
+        first = positions[drafting]
+        ends = allocate_draft_pages(cache_manager, rows[drafting], first + counts[drafting].astype(np.int32))
+        for i, count in zip(drafting.tolist(), (ends - first).tolist(), strict=True):
+            del drafts[i][max(count, 0) :]
+        return drafts
+
     def propose(self, step_id: int, reqs: Sequence[Req], rows: I32, positions: I32, limits: I32) -> list[Sequence[int]]:
         """Return the drafts of each request in a step: those for ``positions[i]`` and after it, at most ``limits[i]``.
 
@@ -145,7 +171,7 @@ class AdaptiveSpeculation(Speculation):
         while rounds > 1:
             ends = positions + np.int32(rounds * width)
             if np.maximum(-(-ends // size) - num_pages, 0).sum() <= cache_manager.num_available_pages:
-                cache_manager.allocate_draft_pages(rows, ends)
+                allocate_draft_pages(cache_manager, rows, ends)
                 break
             rounds -= 1
         return rounds
@@ -217,6 +243,25 @@ class AdaptiveSpeculation(Speculation):
         if accepted == likely == 0:
             return first, later, length, min(2 * pause, MAX_PAUSE), step_id + pause
         return first, later, length, 1, 0
+
+
+def allocate_draft_pages(cache_manager: CacheManager, rows: I32, ends: I32) -> I32:
+    """Allocate the pages that each row needs for the positions below ``ends[i]``, as far as there are pages.
+
+    Return the end of the positions of each row that have a page now: ``ends[i]``, or less if too few pages are free or
+    evictable. The first rows get theirs first.
+    """
+    table, size = cache_manager.request_table, cache_manager.spec.page_size
+    first = table.num_pages[rows]
+    missing = np.maximum(-(-ends // size) - first, 0)
+    if missing.any():
+        total = np.minimum(np.cumsum(missing), cache_manager.num_available_pages)
+        counts = np.diff(total, prepend=0).astype(np.int32)
+        columns = np.arange(total[-1]) + np.repeat(first - total + counts, counts)
+        if len(columns):
+            cache_manager.add_pages(np.repeat(rows, counts), columns.astype(np.int32))
+    available: I32 = np.minimum(ends, table.num_pages[rows] * size)
+    return available
 
 
 class StepTimes:
