@@ -10,6 +10,7 @@ that ended. A reserve that is too small causes retractions; a reserve that is to
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from itertools import islice
 from math import ceil
 from typing import NamedTuple, overload
@@ -104,15 +105,7 @@ class StepBudget:
 
     def copy(self) -> StepBudget:
         """Return a budget with the same numbers, whose grants do not count for this one."""
-        return StepBudget(
-            self.tokens,
-            self.rows,
-            self.pages,
-            self.reserved_pages,
-            self.admission_cost,
-            self.prefill_tokens,
-            self._retractions,
-        )
+        return copy(self)
 
     def retractions(self, order: Sequence[Waiting | Running]) -> list[int]:
         """Return which running requests of ``order`` must be retracted, so that waiting ones of ``order`` fit."""

@@ -31,10 +31,9 @@ from minisgl.core import (
 from minisgl.kvcache import PrefixCache
 from minisgl.scheduler.base import Constraint, Running, SchedulerPolicy, Speculation
 from minisgl.scheduler.cache_manager import CacheManager
-from minisgl.scheduler.counters import Counters
 from minisgl.scheduler.events import Events
 from minisgl.scheduler.planner import Planner, req_pool_indices_of
-from minisgl.scheduler.steps import InFlightStep, ResultReader, StepBuilder, token_masks
+from minisgl.scheduler.steps import Counters, InFlightStep, ResultReader, StepBuilder, token_masks
 from minisgl.scheduler.waiting_queue import NO_GROUP, WaitingQueue, check_request, seed_of
 
 
