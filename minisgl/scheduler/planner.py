@@ -6,13 +6,13 @@ The planner reads the waiting and running requests and asks `CacheManager` how m
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Protocol
 
 import numpy as np
 
-from minisgl.core import I32, Bools, Req
+from minisgl.core import I32, Req
 from minisgl.scheduler.base import Plan, Room, Running, SchedulerPolicy, Waiting
 from minisgl.scheduler.budget import RETRACTION_SLACK, AdmissionCost, StepBudget, WaitingView
 from minisgl.scheduler.cache_manager import CacheManager
@@ -43,7 +43,7 @@ class Requests(Protocol):
 class Planner:
     """Asks the policy for a plan, and checks it: promise 5 (no over-commitment) holds whatever its plans contain.
 
-    A policy that wraps the policy may ask the planner too: `fits`, `select_victims`, `waiting_view`, `waiting_views`.
+    A policy that wraps the policy may ask the planner too: `fits`, `select_victims`, `waiting_view`.
     """
 
     def __init__(
@@ -65,7 +65,8 @@ class Planner:
         Raise `PolicyError` if the plan is no `Plan`, or retracts requests that it may not retract.
         """
         budget = self._budget(self.cache_manager.reserve.num_tokens if self.requests.waiting else 0)
-        plan = self.policy.plan(self.waiting_views(running), running, budget)
+        waiting = WaitingView(len(self.requests.waiting), self._waiting_views(self.requests.waiting, running))
+        plan = self.policy.plan(waiting, running, budget)
         if not isinstance(plan, Plan):
             raise PolicyError(f"plan() returned a {type(plan).__name__}; it must return a Plan(rows, retract)")
         for i, uid in enumerate(plan.retract):
@@ -199,16 +200,6 @@ class Planner:
         exempt = min(reqs, key=attrgetter("urgency"))
         return [*(by_uid[uid] for uid in uids if uid != exempt.uid), exempt]
 
-    def victims_for(self, num_pages: int) -> list[Req]:
-        """Return the first of `victims`, as many as must go so that ``num_pages`` pages become free. One may be enough.
-
-        They are retracted at once. A retraction saves at most the request's pages, and the one that it needed.
-        """
-        victims = self.victims()
-        assert len(victims) > 1, "the KV pool cannot hold the only running request"
-        pages = np.cumsum(self.request_table.num_pages[req_pool_indices_of(victims)] + 1)
-        return victims[: min(int(np.searchsorted(pages, num_pages)) + 1, len(victims) - 1)]
-
     def oldest_row(self) -> list[tuple[int, int]]:
         """Return a row for the earliest admitted request that fits; if none does, for the oldest waiting request."""
         budget = self._budget(0)  # a new budget: the policy's plan was empty, so its grants do not count
@@ -229,14 +220,6 @@ class Planner:
         """Return the policy's view of a waiting request, as if no other request existed (no ``same_prefix_req``)."""
         return next(self._waiting_views([req], []))
 
-    def waiting_views(self, running: Sequence[Running], without: Collection[int] = ()) -> WaitingView:
-        """Return the policy's view of the waiting queue, beside ``running``, except for the uids ``without``."""
-        waiting, size = self.requests.waiting, len(self.requests.waiting)
-        if not without:
-            return WaitingView(size, self._waiting_views(waiting, running))
-        size -= sum(self.requests.requests[uid].req_pool_idx < 0 for uid in without)
-        return WaitingView(size, self._waiting_views((req for req in waiting if req.uid not in without), running))
-
     def check(self, rows: Sequence[tuple[int, int]]) -> tuple[list[Req], I32, I32]:
         """Raise `PolicyError` unless the planned rows, (uid, tokens) each, fit into one step.
 
@@ -247,25 +230,21 @@ class Planner:
         found = [self.requests.requests.get(uid) for uid in uids]
         if None in found:
             raise PolicyError(f"the plan names request {uids[found.index(None)]}, which is not open")
+        if len(set(uids)) < len(uids):
+            twice = sorted({uid for uid in uids if uids.count(uid) > 1})
+            raise PolicyError(f"the plan names requests {twice} more than once")
         reqs: list[Req] = found  # type: ignore[assignment]
         req_pool_indices, num_tokens = req_pool_indices_of(reqs), np.array(tokens, np.int32)
-        self._check(reqs, req_pool_indices, num_tokens)
-        return reqs, req_pool_indices, num_tokens
-
-    def _check(self, reqs: list[Req], req_pool_indices: I32, num_tokens: I32) -> None:
-        table = self.request_table
-        running, waiting = req_pool_indices[req_pool_indices >= 0], np.flatnonzero(req_pool_indices < 0).tolist()
-        if len({id(reqs[i]) for i in waiting}) < len(waiting) or np.bincount(running, minlength=1).max() > 1:
-            twice = {req.uid for req in reqs if sum(r is req for r in reqs) > 1}
-            raise PolicyError(f"the plan names requests {sorted(twice)} more than once")
-        computed = table.num_computed_tokens[running]
-        remaining = table.num_prefill_tokens[running] - computed
+        table, cache_manager = self.request_table, self.cache_manager
+        waiting = np.flatnonzero(req_pool_indices < 0).tolist()
+        # Of a waiting request, whose index is -1, the table has nothing: the next lines fill its entries.
+        computed = table.num_computed_tokens[req_pool_indices]
+        remaining = table.num_prefill_tokens[req_pool_indices] - computed
+        costs = [cache_manager.admission_cost(reqs[i]).pages for i in waiting]
+        cached = [len(cache_manager.match(reqs[i]).pages) * cache_manager.spec.page_size for i in waiting]
+        remaining[waiting] = [len(reqs[i]) - n for i, n in zip(waiting, cached, strict=True)]
         is_prefill = remaining > 0
-        limit = np.where(is_prefill, remaining, computed < table.max_len[running] - 1)  # tokens it can compute
-        pages = len(table.needing_page(running[~is_prefill]))
-        if waiting:
-            limit, is_prefill = self._insert_waiting(reqs, waiting, limit, is_prefill)
-            pages += sum(self.cache_manager.admission_cost(reqs[i]).pages for i in waiting)
+        limit = np.where(is_prefill, remaining, computed < table.max_len[req_pool_indices] - 1)
         bad = np.flatnonzero((num_tokens < 1) | (num_tokens > limit))
         if len(bad):
             i = int(bad[0])
@@ -274,24 +253,16 @@ class Planner:
                 + (f"1 to {limit[i]}" if limit[i] else "none: its last token is in flight")
             )
         prefill_tokens = int(num_tokens[is_prefill].sum())
-        num_free_rows = self.cache_manager.allocator.req_pool.num_free
         if prefill_tokens > self.max_prefill_tokens:
             raise PolicyError(
                 f"the plan computes {prefill_tokens} prompt tokens; a step may compute {self.max_prefill_tokens}"
             )
+        num_free_rows = cache_manager.allocator.req_pool.num_free
         if len(waiting) > num_free_rows:
             raise PolicyError(f"the plan admits {len(waiting)} requests; {num_free_rows} request-pool rows are free")
-        if pages > self.cache_manager.num_available_pages:
+        pages = len(table.needing_page(req_pool_indices[~is_prefill])) + sum(costs)
+        if pages > cache_manager.num_available_pages:
             raise PolicyError(
-                f"the plan needs {pages} pages; {self.cache_manager.num_available_pages} are free or evictable"
+                f"the plan needs {pages} pages; {cache_manager.num_available_pages} are free or evictable"
             )
-
-    def _insert_waiting(self, reqs: list[Req], waiting: list[int], limit: I32, is_prefill: Bools) -> tuple[I32, Bools]:
-        """Return ``limit`` and ``is_prefill`` of the running requests with the entries of those in ``waiting``."""
-        size = self.cache_manager.spec.page_size
-        all_limits, all_prefill = np.zeros(len(reqs), np.int32), np.ones(len(reqs), bool)
-        is_running = np.ones(len(reqs), bool)
-        is_running[waiting] = False
-        all_limits[is_running], all_prefill[is_running] = limit, is_prefill
-        all_limits[waiting] = [len(reqs[i]) - len(self.cache_manager.match(reqs[i]).pages) * size for i in waiting]
-        return all_limits, all_prefill
+        return reqs, req_pool_indices, num_tokens

@@ -246,13 +246,14 @@ class Scheduler:
         first of `Planner.victims`: the youngest running request, unless the policy uses priorities or another order.
         """
         table, cache_manager = self.request_table, self.cache_manager
-        while (missing := len(table.needing_page(table.decoding())) - cache_manager.num_available_pages) > 0:
+        while len(table.needing_page(table.decoding())) > cache_manager.num_available_pages:
             if self.in_flight and cache_manager.has_pending_frees:
                 self._process_result()
                 continue
             cache_manager.reserve.pages_ran_out()
-            # With a step in flight, retract one request only: the next result may free enough pages.
-            self._retract(self.planner.victims_for(1 if self.in_flight else missing))
+            victims = self.planner.victims()
+            assert len(victims) > 1, "the KV pool cannot hold the only running request"
+            self._retract(victims[:1])
 
     def _retract(self, reqs: Sequence[Req]) -> None:
         """Release row and pages of running requests and return them to the waiting queue (vLLM: preempt).

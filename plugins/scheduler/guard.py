@@ -17,7 +17,7 @@ from minisgl.config import Config
 from minisgl.core import Req
 from minisgl.hooks import hookimpl
 from minisgl.scheduler.base import Budget, Plan, Room, Running, SchedulerPolicy, Waiting
-from minisgl.scheduler.budget import RETRACTION_SLACK
+from minisgl.scheduler.budget import RETRACTION_SLACK, WaitingView
 from minisgl.scheduler.waiting_queue import NO_GROUP, by_urgency, ranks
 
 if TYPE_CHECKING:
@@ -108,7 +108,9 @@ class StarvationGuard:
             return self.policy.plan(waiting, running, budget)
         planned = {uid for uid, _ in rows}
         running = [r for r in running if r.uid not in planned]
-        plan = self.policy.plan(planner.waiting_views(running, planned), running, budget)
+        num_planned = sum(planner.requests.requests[uid].req_pool_idx < 0 for uid in planned)
+        others = WaitingView(len(waiting) - num_planned, (w for w in waiting if w.uid not in planned))
+        plan = self.policy.plan(others, running, budget)
         return Plan([*rows, *plan.rows], plan.retract) if isinstance(plan, Plan) else plan
 
     def _oldest_starved(self, planner: Planner) -> Req | None:
