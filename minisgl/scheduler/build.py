@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from minisgl.core import Engine
 from minisgl.scheduler.base import Drafting
+from minisgl.scheduler.observer import HookObserver
 from minisgl.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def build_scheduler(
         overlap=config.overlap,
         eos_ids=engine.eos_ids | frozenset(eos_ids),
         seed=config.seed,
-        observers=manager.hook,
+        observer=HookObserver(manager.hook),
         clock=clock,
         speculation=speculation,
     )

@@ -61,7 +61,7 @@ import numpy as np
 from minisgl.core import I32, EngineSpec, Req
 from minisgl.kvcache import Key, MatchResult, PrefixCache, Rematches
 from minisgl.scheduler.budget import AdmissionCost, Reserve
-from minisgl.scheduler.events import Events
+from minisgl.scheduler.observer import Observer
 from minisgl.scheduler.page_allocator import PageAllocator
 from minisgl.scheduler.request_table import RequestTable
 
@@ -87,7 +87,7 @@ class CacheManager:
     The module docstring draws which pages of a request have which owner, and which method moves them.
     """
 
-    def __init__(self, spec: EngineSpec, cache: PrefixCache, events: Events):
+    def __init__(self, spec: EngineSpec, cache: PrefixCache, events: Observer):
         self.spec = spec
         self.cache = cache
         self.events = events
@@ -278,9 +278,8 @@ class CacheManager:
         new = offered == cached
         self.allocator.transfer_to_cache(offered[new], owners[new])
         self.allocator.incref(cached)
-        if "pages_cached" in self.events.subscribed:
-            for req, start, mine, its in inserted:
-                self.events.pages_cached(self.last_launched_step, req, mine[mine == its], start, its)
+        for req, start, mine, its in inserted:
+            self.events.pages_cached(self.last_launched_step, req, mine[mine == its], start, its)
         if not new.all():
             for req, start, mine, its in inserted:
                 self._replace_duplicates(req, start, mine, its)
@@ -339,9 +338,8 @@ class CacheManager:
     def _retire(self, owned: Sequence[tuple[int, I32]], req_pool_indices: I32 | None = None) -> None:
         """Retire the pages of each (uid, pages), and the request-pool row of each uid if rows are given."""
         # The events come first, so that an observer sees the pages even if the allocator raises an error.
-        if "pages_freed" in self.events.subscribed:
-            for uid, pages in owned:
-                self.events.pages_freed(self.last_launched_step, uid, pages)
+        for uid, pages in owned:
+            self.events.pages_freed(self.last_launched_step, uid, pages)
         uids = np.array([uid for uid, _ in owned], np.int32)
         owners = np.repeat(uids, [len(pages) for _, pages in owned])
         self.allocator.retire(np.concatenate([pages for _, pages in owned]), owners, self.last_launched_step)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -31,7 +30,7 @@ from minisgl.core import (
 from minisgl.kvcache import PrefixCache
 from minisgl.scheduler.base import Constraint, Running, SchedulerPolicy, Speculation
 from minisgl.scheduler.cache_manager import CacheManager
-from minisgl.scheduler.events import Events
+from minisgl.scheduler.observer import Observer
 from minisgl.scheduler.planner import Planner, req_pool_indices_of
 from minisgl.scheduler.steps import Counters, InFlightStep, ResultReader, StepBuilder, token_masks
 from minisgl.scheduler.waiting_queue import NO_GROUP, WaitingQueue, check_request, seed_of
@@ -48,8 +47,8 @@ class Scheduler:
     - ``overlap``: whether the host prepares a step while the device computes the step before.
     - ``eos_ids``: token ids that end a request, unless its ``ignore_eos`` is set.
     - ``seed``: the seeds of requests without a seed are derived from it.
-    - ``observers``: the plugin manager's ``hook``, or None for no observers.
-    - ``clock``: returns the time in seconds that observers receive.
+    - ``observer``: is told of the scheduler's events; None: no object is. `HookObserver` calls the plugins' hooks.
+    - ``clock``: returns the time in seconds that the observer receives.
     - ``speculation``: drafts tokens of decoding requests, which a step then verifies; None for no drafts.
     - ``constraint_of``: returns the grammar of a new request, or None if the request has none.
     """
@@ -64,7 +63,7 @@ class Scheduler:
         overlap: bool = True,
         eos_ids: Iterable[int] = (),
         seed: int = 0,
-        observers: Any | None = None,
+        observer: Observer | None = None,
         clock: Callable[[], float] = time.monotonic,
         speculation: Speculation | None = None,
         constraint_of: Callable[[Req], Constraint | None] | None = None,
@@ -72,7 +71,7 @@ class Scheduler:
         self.engine, self.spec, self.clock, self.constraint_of = engine, engine.spec, clock, constraint_of
         self.overlap_depth = 1 if overlap else 0
         self.eos_ids, self.seed = frozenset(eos_ids), seed
-        self.events = Events(observers)
+        self.events = observer or Observer()
         self.cache_manager = CacheManager(self.spec, cache, self.events)
         self.planner = Planner(self, policy, self.cache_manager, max_prefill_tokens)
         self.request_table = self.cache_manager.request_table
@@ -180,8 +179,7 @@ class Scheduler:
             self.engine.sample(token_masks(self.in_flight[-1], self.constraints, self.spec.vocab_size))
         if self.in_flight and not (launched and self.overlap_depth):
             self._process_result()
-        if "pages_counted" in self.events.subscribed:
-            self.events.pages_counted(self.next_step_id, *self.cache_manager.page_counts())
+        self.events.pages_counted(self.next_step_id, *self.cache_manager.page_counts())
         if not self.requests and not self.in_flight and not self._idle:
             self._idle = True
             self.cache_manager.allocator.check_idle(self.cache_manager.cache.total_pages)
@@ -329,8 +327,7 @@ class Scheduler:
         gained, ended = self.results.append(launched, result, self._output)
         if self.speculation is not None:
             self.speculation.read(launched, result, np.flatnonzero(gained).tolist())
-        if "step_finished" in self.events.subscribed:
-            self.events.step_finished(result, launched.reqs_of(gained), self.clock())
+        self.events.step_finished(result, launched.reqs_of(gained), self.clock())
         if ended:
             self._finish(ended)
 

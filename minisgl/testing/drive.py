@@ -17,6 +17,7 @@ from minisgl.kvcache import PrefixCache
 from minisgl.plugins.scheduler.guard import StarvationGuard
 from minisgl.plugins.speculation import DraftProposer
 from minisgl.scheduler.base import SchedulerPolicy
+from minisgl.scheduler.observer import HookObserver
 from minisgl.testing.drafts import SeededProposer
 from minisgl.testing.sim import SimCounts, SimEngine
 from minisgl.testing.truth import Expected, ExpectedTokens, FakeGrammar, SimRequest, expected_output, score
@@ -158,7 +159,7 @@ class Drive:
             max_prefill_tokens=max_prefill_tokens,
             overlap=overlap,
             eos_ids=eos_ids,
-            observers=observers,
+            observer=None if observers is None else HookObserver(observers),
             clock=clock,
             constraint_of=self._grammar_of,
             speculation=speculation,

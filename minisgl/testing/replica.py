@@ -25,6 +25,7 @@ from minisgl.plugins.scheduler.guard import StarvationGuard
 from minisgl.plugins.speculation import DraftProposer
 from minisgl.scheduler import Scheduler
 from minisgl.scheduler.base import SchedulerPolicy
+from minisgl.scheduler.observer import HookObserver
 from minisgl.testing.null import NullEngine
 
 __all__ = ["Notice", "SimReplica", "StepCost"]
@@ -147,7 +148,7 @@ class SimReplica:
             StarvationGuard(policy, Config.starvation_steps),
             max_prefill_tokens=max_prefill_tokens,
             overlap=False,
-            observers=observers.hook,
+            observer=HookObserver(observers.hook),
             clock=lambda: self.now,
             speculation=self._run.speculate(
                 spec, lambda: self.now, max_draft_tokens=MAX_RUN * spec.max_running_requests, adapt=False

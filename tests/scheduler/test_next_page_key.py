@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from minisgl.core import I32, EngineSpec, Req, SamplingParams
 from minisgl.scheduler.cache_manager import CacheManager
-from minisgl.scheduler.events import Events
+from minisgl.scheduler.observer import Observer
 from minisgl.testing.drive import make_plugin
 
 
 def keys(ids: Sequence[int] | I32, page_size: int, salt: str | None = None, cache: str = "radix") -> list[object]:
     """Return the keys of a request's pages, from the first on, until there are no more."""
     spec = EngineSpec(page_size, num_pages=4, max_running_requests=1, max_seq_len=1 << 20, vocab_size=1 << 17)
-    manager = CacheManager(spec, make_plugin("cache", cache, page_size=page_size), Events(None))
+    manager = CacheManager(spec, make_plugin("cache", cache, page_size=page_size), Observer())
     req = Req(1, np.array(ids, np.int32), SamplingParams(cache_salt=salt), arrival=0)
     manager.match(req)
     found: list[object] = []

@@ -20,7 +20,7 @@ from minisgl.core import EngineSpec
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.observer.trace import Recorder, _File, header
-from minisgl.scheduler.events import OBSERVERS
+from minisgl.scheduler.observer import EVENTS
 from minisgl.testing.drive import Drive, make_plugin
 from minisgl.testing.small import SPEC, job, no_lookahead
 from minisgl.trace import events as ev
@@ -174,7 +174,7 @@ def recording_observer() -> RecordedCalls:
         exec(f"def {name}(self, {', '.join(names)}): self.calls.append(({name!r}, dict(locals())))", scope)
         return hookimpl(scope[name])
 
-    return type("RecordingObserver", (RecordedCalls,), {f"minisgl_{n}": method(f"minisgl_{n}") for n in OBSERVERS})()
+    return type("RecordingObserver", (RecordedCalls,), {f"minisgl_{n}": method(f"minisgl_{n}") for n in EVENTS})()
 
 
 def test_recording_costs_less_than_2_percent_of_a_step(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from minisgl.config import Config, ConfigError
 from minisgl.core import EngineSpec
 from minisgl.plugin_manager.failures import PluginError, described
 from minisgl.plugin_manager.manager import PluginManager
-from minisgl.scheduler.events import Events
+from minisgl.scheduler.observer import HookObserver
 
 SPEC = EngineSpec(page_size=16, num_pages=64, max_running_requests=8, max_seq_len=512, vocab_size=320)
 HEAD = """
@@ -129,7 +129,7 @@ def test_observer_and_method(write: Write, raised: str) -> None:
     path = write(text + f"@hookimpl\ndef minisgl_batch_planned(step):\n    {raised}\n")
     manager = PluginManager.load([path], light=True)
     made = manager.build("cache", manager.make("cache", "mine"), page_size=1)
-    planned = Events(manager.hook).batch_planned
+    planned = HookObserver(manager.hook).batch_planned
     for call, name in ((lambda: made.match(1), "match"), (lambda: planned(1, []), "minisgl_batch_planned")):
         with pytest.raises(ZeroDivisionError if "/" in raised else PluginError) as error:
             call()
@@ -141,7 +141,7 @@ def test_description_of_an_error_below_the_plugin(write: Write) -> None:
     path = write("import json\n@hookimpl\ndef minisgl_batch_planned(step):\n    json.loads('{')\n")
     manager = PluginManager.load([path], light=True)
     with pytest.raises(ValueError) as error:
-        Events(manager.hook).batch_planned(1, [])
+        HookObserver(manager.hook).batch_planned(1, [])
     assert described(error.value).endswith(f"(raised in minisgl_batch_planned of the plugin {path}, line 11)")
     assert described(ValueError("ours")) == "ValueError: ours"
 

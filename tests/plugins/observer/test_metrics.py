@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from minisgl.core import EngineSpec, SamplingParams
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.scheduler.observer import HookObserver
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.testing import SimEngine, SimRequest
 
@@ -25,7 +26,9 @@ def scheduler_of(manager: PluginManager, clock: Clock, asks: Mapping[int, SimReq
     spec = EngineSpec(page_size=4, num_pages=64, max_running_requests=1, max_seq_len=64, vocab_size=1000)
     cache = manager.build("cache", manager.make("cache", "naive"), page_size=4)
     policy = manager.build("scheduler", manager.make("scheduler", "prefill_first"))
-    return Scheduler(SimEngine(spec, asks), cache, policy, overlap=False, observers=manager.hook, clock=clock)
+    return Scheduler(
+        SimEngine(spec, asks), cache, policy, overlap=False, observer=HookObserver(manager.hook), clock=clock
+    )
 
 
 def read(manager: PluginManager) -> dict[str, float]:
