@@ -54,16 +54,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from minisgl.core import I32, EngineSpec, Req
 from minisgl.kvcache import Key, MatchResult, PrefixCache, Rematches
-from minisgl.scheduler.budget import AdmissionCost, Reserve
 from minisgl.scheduler.observer import Observer
 from minisgl.scheduler.page_allocator import PageAllocator
-from minisgl.scheduler.request_table import RequestTable
+from minisgl.scheduler.request_table import RequestTable, Reserve
+
+
+class AdmissionCost(NamedTuple):
+    """The pages that the admission of a waiting request costs."""
+
+    pages: int  # pages that must be free or evictable now
+    growth: int  # further pages that the request's next tokens will need soon
 
 
 class _PrefixMatch:

@@ -1,26 +1,45 @@
-"""Plans the next step: asks the policy for its rows, and checks them.
+"""Plans the next step: shows the policy the requests and a budget, asks it for the rows, and checks them.
 
 The planner reads the waiting and running requests and asks `CacheManager` how many pages they need. It changes nothing:
 `Scheduler` retracts and admits requests and builds the step.
+
+The budget counts whole pages, and it counts the cached pages that a request would lock as not evictable. Admission
+keeps pages in reserve for the next tokens of the running requests (promise 5), so that an admission does not soon cause
+a retraction. `StepBudget.grant` cuts a prompt into chunks (chunked prefill; SGLang: `PrefillAdder`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
+from itertools import islice
+from math import ceil
 from operator import attrgetter
-from typing import Protocol
+from typing import Protocol, overload
 
 import numpy as np
 
 from minisgl.core import I32, Req
 from minisgl.scheduler.base import Plan, Room, Running, SchedulerPolicy, Waiting
-from minisgl.scheduler.budget import RETRACTION_SLACK, AdmissionCost, StepBudget, WaitingView
-from minisgl.scheduler.cache_manager import CacheManager
+from minisgl.scheduler.cache_manager import AdmissionCost, CacheManager
 from minisgl.scheduler.waiting_queue import WaitingQueue, by_urgency
 
 MAX_ADMISSIONS = 256
 """The largest number of requests that one step admits. An admission costs the host some 25 µs, and a turn of the loop
 should take less than 10 ms. A burst of more short prompts is admitted over several steps."""
+
+RETRACTION_SLACK = 4
+"""Tokens for which a retraction frees pages beyond the reserve, for each running request that stays.
+
+The pages of a retracted request may become free only a turn later. The other requests have then grown, and the
+admission for which it was retracted must still fit beside the reserve.
+"""
+
+PREFILL_SHARE = 0.25
+"""Decode rows leave at least this share of a step's tokens, rounded up, to prefill chunks.
+
+Otherwise a step with as many decode rows as tokens computes no prompt, until enough answers have ended.
+"""
 
 
 class PolicyError(RuntimeError):
@@ -266,3 +285,112 @@ class Planner:
                 f"the plan needs {pages} pages; {cache_manager.num_available_pages} are free or evictable"
             )
         return reqs, req_pool_indices, num_tokens
+
+
+# ---- what a policy sees --------------------------------------------------------------------------------
+
+
+class StepBudget:
+    """The scheduler's `minisgl.scheduler.base.Budget`.
+
+    ``tokens`` and ``rows`` are what the step has left. ``pages`` is the number of free or evictable pages, and
+    ``reserved_pages`` of them are kept from waiting requests, for the next tokens of running requests.
+    ``admission_cost(uid)`` returns the `AdmissionCost` of a waiting request. Decode rows leave ``prefill_tokens`` of
+    the tokens to prompts: by default the `PREFILL_SHARE` of ``tokens``, less what prompts were granted.
+    ``retractions(uids)`` is what the method of this name calls; None: no request can be retracted.
+    """
+
+    __slots__ = ("_retractions", "admission_cost", "pages", "prefill_tokens", "reserved_pages", "rows", "tokens")
+
+    def __init__(
+        self,
+        tokens: int,
+        rows: int,
+        pages: int,
+        reserved_pages: int,
+        admission_cost: Callable[[int], AdmissionCost],
+        prefill_tokens: int | None = None,
+        retractions: Callable[[Sequence[int]], list[int]] | None = None,
+    ):
+        self.tokens, self.rows, self.pages, self.reserved_pages = tokens, rows, pages, reserved_pages
+        self.admission_cost, self._retractions = admission_cost, retractions
+        self.prefill_tokens = ceil(tokens * PREFILL_SHARE) if prefill_tokens is None else prefill_tokens
+
+    def copy(self) -> StepBudget:
+        """Return a budget with the same numbers, whose grants do not count for this one."""
+        return copy(self)
+
+    def retractions(self, order: Sequence[Waiting | Running]) -> list[int]:
+        """Return which running requests of ``order`` must be retracted, so that waiting ones of ``order`` fit."""
+        return [] if self._retractions is None else self._retractions([request.uid for request in order])
+
+    def grant(self, request: Waiting | Running, num_tokens: int) -> int:
+        """Return how many of ``num_tokens`` tokens of ``request`` fit, and subtract them from the budget."""
+        if isinstance(request, Waiting):
+            return self._grant_admission(request, num_tokens)
+        if request.num_remaining_tokens:  # prefill: all pages of the prompt were allocated at admission
+            granted = max(min(num_tokens, request.num_remaining_tokens, self.tokens), 0)
+            self._use_prefill_tokens(granted)
+            return granted
+        if request.num_new_pages > self.pages or num_tokens < 1:
+            return 0
+        if request.num_new_pages:
+            self.pages -= request.num_new_pages
+            self.reserved_pages -= request.num_new_pages
+        if self.tokens > self.prefill_tokens:
+            self.tokens -= 1
+        return 1
+
+    def _use_prefill_tokens(self, num_tokens: int) -> None:
+        self.tokens -= num_tokens
+        self.prefill_tokens = max(self.prefill_tokens - num_tokens, 0)
+
+    def _grant_admission(self, request: Waiting, num_tokens: int) -> int:
+        granted = min(num_tokens, request.num_tokens - request.num_cached_tokens, self.tokens)
+        if granted <= 0 or self.rows == 0:
+            return 0
+        cost = self.admission_cost(request.uid)
+        if cost.pages + max(self.reserved_pages, 0) > self.pages:
+            return 0
+        self.rows -= 1
+        self._use_prefill_tokens(granted)
+        self.pages -= cost.pages
+        self.reserved_pages += cost.growth
+        return granted
+
+
+class WaitingView(Sequence[Waiting]):
+    """The waiting queue as a policy sees it: ``size`` entries, each computed when it, or a later one, is first read.
+
+    ``entries`` yields them in order, because whether an entry has a ``same_prefix_req`` depends on the earlier entries.
+    An entry that is read for the first time costs some microseconds. So a policy that reads a queue of 10,000 requests
+    to its end in every step delays every step by tens of milliseconds; `minisgl.plugins.scheduler` reads less.
+    """
+
+    def __init__(self, size: int, entries: Iterator[Waiting]):
+        self._size = size
+        self._rest = entries
+        self._entries: list[Waiting] = []
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, index: int) -> Waiting: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Waiting]: ...
+    def __getitem__(self, index: int | slice) -> Waiting | list[Waiting]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._size))]
+        if index < 0:
+            index += self._size
+        if not 0 <= index < self._size:
+            raise IndexError(index)
+        if (missing := index + 1 - len(self._entries)) > 0:
+            self._entries.extend(islice(self._rest, missing))
+        return self._entries[index]
+
+    def __iter__(self) -> Iterator[Waiting]:
+        yield from self._entries
+        for i in range(len(self._entries), self._size):
+            yield self[i]

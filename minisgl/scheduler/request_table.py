@@ -1,7 +1,7 @@
 """The running requests as arrays, with one entry per request-pool row, so that a step costs little more for more rows.
 
 This module knows positions and pages of the running requests. ``page_table`` is the host copy of the page table that
-the engine keeps on the device.
+the engine keeps on the device. `Reserve` estimates how many tokens a running request will still write.
 """
 
 from __future__ import annotations
@@ -158,3 +158,43 @@ class RequestTable:
 
 
 _PLACEHOLDER = Running(-1, 0, 0, 0, -1)
+
+
+# ---- how long requests will grow -----------------------------------------------------------------------
+
+FIRST_LENGTH = 128.0
+"""Length of an answer in tokens that is assumed before any answer has ended."""
+
+SHARE = 1 / 4
+"""Share of the mean length of an answer that is reserved for each running request.
+
+An answer has half of its length left on average. But answers end at different times, and each that ends leaves its
+pages to the others, so less is needed in reserve.
+"""
+
+WINDOW = 32
+"""Number of answers over which the mean length is taken, with exponentially decreasing weights."""
+
+
+class Reserve:
+    """The number of tokens for which admission keeps pages free, for each running request.
+
+    A reserve that is too small causes retractions; a reserve that is too large makes batches small. It depends only on the answers that ended and on the retractions, so it is the same in every run of the same steps.
+    SGLang estimates with its ``new_token_ratio``, which falls with every step and rises after a retraction.
+    """
+
+    def __init__(self) -> None:
+        self.mean_length = FIRST_LENGTH
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens to reserve for each running request."""
+        return max(round(self.mean_length * SHARE), 1)
+
+    def answer_ended(self, length: int) -> None:
+        """Count an answer of ``length`` tokens that was complete."""
+        self.mean_length += (length - self.mean_length) / WINDOW
+
+    def pages_ran_out(self) -> None:
+        """Raise the estimate, because a request is retracted for lack of pages: the reserve was too small."""
+        self.mean_length += self.mean_length / WINDOW

@@ -32,8 +32,7 @@ from minisgl.plugins.speculation import adaptive
 from minisgl.plugins.speculation.adaptive import AdaptiveSpeculation
 from minisgl.scheduler import scheduler, steps
 from minisgl.scheduler.base import Budget, Plan, Running, Waiting
-from minisgl.scheduler.budget import AdmissionCost
-from minisgl.scheduler.cache_manager import CacheManager
+from minisgl.scheduler.cache_manager import AdmissionCost, CacheManager
 from minisgl.scheduler.page_allocator import PageAllocator
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.steps import Ended, InFlightStep, ResultReader

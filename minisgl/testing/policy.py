@@ -16,7 +16,7 @@ import msgspec
 
 from minisgl.core import EngineSpec, SamplingParams
 from minisgl.scheduler.base import Budget, Plan, Running, SchedulerPolicy, Waiting
-from minisgl.scheduler.budget import StepBudget
+from minisgl.scheduler.planner import StepBudget
 from minisgl.testing.drive import Drive, Job, make_plugin
 
 __all__ = ["PlanChecker", "PolicyConformance"]

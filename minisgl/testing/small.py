@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from minisgl.core import EngineSpec, SamplingParams
 from minisgl.scheduler.base import SchedulerPolicy
-from minisgl.scheduler.budget import Reserve
+from minisgl.scheduler.request_table import Reserve
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.testing.drive import Drive, Job, make_plugin
 

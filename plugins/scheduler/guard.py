@@ -17,7 +17,7 @@ from minisgl.config import Config
 from minisgl.core import Req
 from minisgl.hooks import hookimpl
 from minisgl.scheduler.base import Budget, Plan, Room, Running, SchedulerPolicy, Waiting
-from minisgl.scheduler.budget import RETRACTION_SLACK, WaitingView
+from minisgl.scheduler.planner import RETRACTION_SLACK, WaitingView
 from minisgl.scheduler.waiting_queue import NO_GROUP, by_urgency, ranks
 
 if TYPE_CHECKING:

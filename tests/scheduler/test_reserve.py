@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from minisgl.core import EngineSpec, SamplingParams
-from minisgl.scheduler.budget import FIRST_LENGTH, Reserve
+from minisgl.scheduler.request_table import FIRST_LENGTH, Reserve
 from minisgl.testing.drive import Drive, Job, Report, make_plugin
 
 

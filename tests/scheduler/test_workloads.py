@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from minisgl.scheduler.base import Budget, Plan, Running, Waiting
-from minisgl.scheduler.budget import Reserve
+from minisgl.scheduler.request_table import Reserve
 from minisgl.testing.drive import Drive, Job
 from minisgl.testing.workloads import CACHES, POLICIES, Setup, jobs, setups
 

@@ -23,7 +23,8 @@ from minisgl.chapters.lab.grader.simulated_workloads import (
 )
 from minisgl.plugins.scheduler import LPM_WINDOW, order_waiting
 from minisgl.scheduler import Plan, Running, Waiting
-from minisgl.scheduler.budget import AdmissionCost, StepBudget, WaitingView
+from minisgl.scheduler.cache_manager import AdmissionCost
+from minisgl.scheduler.planner import StepBudget, WaitingView
 from minisgl.testing.drive import make_plugin
 
 ORDERS = ("fcfs", "lpm")

@@ -19,7 +19,8 @@ from minisgl.chapters.lab.grader.server_gate import facts
 from minisgl.chapters.lab.grader.simulated_workloads import shipped_cache, show, simulate, translate
 from minisgl.chapters.lab.grader.timed_runs import TimedJob, TimedRun, serve
 from minisgl.scheduler import PolicyError, Running, Waiting
-from minisgl.scheduler.budget import AdmissionCost, StepBudget, WaitingView
+from minisgl.scheduler.cache_manager import AdmissionCost
+from minisgl.scheduler.planner import StepBudget, WaitingView
 from minisgl.testing.drive import make_plugin
 
 MAX_GAP = 0.050

@@ -18,7 +18,7 @@ from typing import Any
 from minisgl.chapters.lab.grader.asked_policy import Recorded, check_memory, well_formed_plan
 from minisgl.chapters.lab.grader.gate import Broken
 from minisgl.scheduler import Plan, Running, Waiting
-from minisgl.scheduler.budget import StepBudget
+from minisgl.scheduler.planner import StepBudget
 
 __all__ = ["UNLIMITED", "Judge", "Request", "urgency", "wanted"]
 

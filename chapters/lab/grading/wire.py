@@ -22,7 +22,7 @@ import numpy as np
 from minisgl.core import Admission, EngineSpec, PromptRange, SamplingParams, Step, StepResult
 from minisgl.kvcache import InsertResult, Key, MatchResult
 from minisgl.scheduler.base import Plan, Running, Waiting
-from minisgl.scheduler.budget import WaitingView
+from minisgl.scheduler.planner import WaitingView
 
 __all__ = ["Channel", "Lost", "Malformed", "Record", "Reference", "decode", "encode"]
 

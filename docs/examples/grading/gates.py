@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from minisgl.chapters.lab.grader.gate import Broken, Gate, Student
 from minisgl.scheduler import Plan, Running
-from minisgl.scheduler.budget import AdmissionCost, StepBudget
+from minisgl.scheduler.cache_manager import AdmissionCost
+from minisgl.scheduler.planner import StepBudget
 
 
 def run_alone(student: Student) -> str:

@@ -10,7 +10,8 @@ import pytest
 
 from minisgl.core import EngineSpec, InvalidRequestError, SamplingParams
 from minisgl.scheduler.base import Running, SchedulerPolicy, Waiting
-from minisgl.scheduler.budget import AdmissionCost, StepBudget
+from minisgl.scheduler.cache_manager import AdmissionCost
+from minisgl.scheduler.planner import StepBudget
 from minisgl.testing.drive import Drive, Job, make_plugin
 from minisgl.testing.policy import PolicyConformance
 

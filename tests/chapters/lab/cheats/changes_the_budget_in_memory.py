@@ -1,9 +1,9 @@
 """Replace the method with which the step's budget grants tokens."""
 
-import minisgl.scheduler.budget
+import minisgl.scheduler.planner
 from minisgl.scheduler import Plan
 
-minisgl.scheduler.budget.StepBudget.grant = lambda self, request, num_tokens: num_tokens
+minisgl.scheduler.planner.StepBudget.grant = lambda self, request, num_tokens: num_tokens
 
 
 def plan(self, waiting, running, budget):
