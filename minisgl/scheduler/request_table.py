@@ -179,8 +179,9 @@ WINDOW = 32
 class Reserve:
     """The number of tokens for which admission keeps pages free, for each running request.
 
-    A reserve that is too small causes retractions; a reserve that is too large makes batches small. It depends only on the answers that ended and on the retractions, so it is the same in every run of the same steps.
-    SGLang estimates with its ``new_token_ratio``, which falls with every step and rises after a retraction.
+    A reserve that is too small causes retractions; a reserve that is too large makes batches small. It depends only on
+    the answers that ended and on the retractions, so it is the same in every run of the same steps. SGLang estimates
+    with its ``new_token_ratio``, which falls with every step and rises after a retraction.
     """
 
     def __init__(self) -> None:

@@ -107,12 +107,13 @@ def make_plugin(group: str, name: str, **options: Any) -> Any:
 class Drive:
     """A scheduler on a simulated engine, with methods that do what clients do and check what the scheduler returns.
 
-    ``overlap``, ``max_prefill_tokens``, ``starvation_steps``, ``eos_ids`` and ``observers`` are arguments of the
-    scheduler. With ``thorough``, `step` also calls the cache's own check. ``scheduler`` and ``engine`` replace the
-    classes `Scheduler` and `SimEngine`. ``drafts`` is (largest number of draft tokens of a row, percentage of right
-    ones, seed): the arguments of a `SeededProposer`; ``proposer`` is another proposer; both None: no speculation. With
-    ``adapt_drafts``, the number of drafts follows how many were accepted. ``rounds`` is the largest number of rounds of
-    a step; with ``full_drafts``, rows get as many ``drafts`` as they may, so most steps can have several.
+    ``overlap``, ``max_prefill_tokens``, ``starvation_steps`` and ``eos_ids`` are arguments of the scheduler and its
+    guard. ``observers`` is the ``hook`` of a plugin manager, or None. With ``thorough``, `step` also calls the cache's
+    own check. ``scheduler`` and ``engine`` replace the classes `Scheduler` and `SimEngine`. ``drafts`` is (largest
+    number of draft tokens of a row, percentage of right ones, seed): the arguments of a `SeededProposer`; ``proposer``
+    is another proposer; both None: no speculation. With ``adapt_drafts``, the number of drafts follows how many were
+    accepted. ``rounds`` is the largest number of rounds of a step; with ``full_drafts``, rows get as many ``drafts`` as
+    they may, so most steps can have several.
     """
 
     def __init__(

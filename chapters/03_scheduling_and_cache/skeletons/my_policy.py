@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test policy     (`hint policy` for a hint)
 Serve it:  python -m minisgl plugins=my_policy.py scheduler=mine
 """
 
-# minisgl lab policy, skeleton 86ed849adc (minisgl 0.2.0)
+# minisgl lab policy, skeleton 413c9d7f8d (minisgl 0.2.0)
 
 from __future__ import annotations
 

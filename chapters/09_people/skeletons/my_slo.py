@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test slo     (`hint slo` for a hint)
 Serve it:  python -m minisgl plugins=my_slo.py scheduler=mine
 """
 
-# minisgl lab slo, skeleton 926e990754 (minisgl 0.2.0)
+# minisgl lab slo, skeleton 36faace651 (minisgl 0.2.0)
 
 from __future__ import annotations
 
