@@ -504,7 +504,7 @@ class Req:
         self.params = params
         self.arrival = arrival  # arrival number: 0, 1, 2, …; not a time
         self.priority = params.priority  # lower is more urgent; `StarvationGuard` lowers it for a starved request
-        self.group = 0  # requests of one group share what one of no group (0) has: see `WaitingQueue`
+        self.group = 0  # requests of one group share what one of no group (0) has: see plugins/scheduler/guard.py
         self.seed = seed
         self.max_len = len(self.prompt_ids) + params.max_tokens
         self.stop_ids: frozenset[int] = frozenset()

@@ -94,12 +94,14 @@ class Room(NamedTuple):
 class SchedulerPolicy(Protocol):
     """Chooses the rows of the next step.
 
-    A policy may have three further members:
+    A policy may have four further members:
 
     - ``uses_priority = True``: requests may have a ``priority`` other than 0. Otherwise they are rejected.
     - ``victims(running: Sequence[Running]) -> Sequence[int]``: the uids of all requests of ``running``, the one to
       retract first when decode runs out of pages at the front. Without it, that is the least urgent request, by
       priority and then arrival. In either case, the most urgent request is never retracted for pages (promise 5).
+    - ``make_queue(running: Callable[[], Sequence[Req]]) -> WaitingQueue``: the waiting queue, if it has another order.
+      Called once; ``running()`` returns the running requests.
     - ``make_room(planner: Planner) -> Room``: called before each call of `plan`, which then sees the requests with the
       changes of the `Room`. It is for a policy that wraps a policy, as `minisgl.plugins.scheduler.guard` does.
     """
@@ -107,7 +109,8 @@ class SchedulerPolicy(Protocol):
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
         """Return the plan of the next step, without side effects other than calls of ``budget.grant``.
 
-        ``waiting`` is in order of priority and then arrival, where a retracted request keeps its first arrival.
+        ``waiting`` is in order of priority and then arrival, where a retracted request keeps its first arrival; the
+        guard lets the requests of groups take turns.
         Without priorities, that is the order of arrival. Its entries are computed
         when they are read, in some microseconds each, so read no more of a long queue than the step can admit: the
         shipped policies stop at the first request that does not fit, and `minisgl.plugins.scheduler` bounds how many

@@ -22,7 +22,7 @@ import numpy as np
 from minisgl.core import I32, Req
 from minisgl.scheduler.base import Plan, Room, Running, SchedulerPolicy, Waiting
 from minisgl.scheduler.cache_manager import AdmissionCost, CacheManager
-from minisgl.scheduler.waiting_queue import WaitingQueue, by_urgency
+from minisgl.scheduler.waiting_queue import WaitingQueue
 
 MAX_ADMISSIONS = 256
 """The largest number of requests that one step admits. An admission costs the host some 25 µs, and a turn of the loop
@@ -211,7 +211,7 @@ class Planner:
         reqs = self.request_table.reqs
         choose = getattr(self.policy, "victims", None)
         if choose is None:
-            return by_urgency(reqs)[::-1]
+            return sorted(reqs, key=attrgetter("urgency"), reverse=True)
         uids = list(choose(self.request_table.all_views(self.requests.next_step_id)))
         by_uid = {req.uid: req for req in reqs}
         if sorted(uids) != sorted(by_uid):

@@ -81,7 +81,8 @@ class Scheduler:
         self.counters = Counters()
         self.results = ResultReader(self.request_table, self.constraints, self.counters)
         self.requests: dict[int, Req] = {}  # open requests (waiting and running) by uid
-        self.waiting = WaitingQueue(lambda: self.request_table.reqs)
+        make_queue = getattr(policy, "make_queue", None)
+        self.waiting = WaitingQueue() if make_queue is None else make_queue(lambda: self.request_table.reqs)
         self.in_flight: deque[InFlightStep] = deque()
         self.next_step_id = 0
         self._arrivals = self._admissions = 0
@@ -96,7 +97,7 @@ class Scheduler:
     ) -> None:
         """Add a request to the waiting queue.
 
-        Requests with the same ``group`` share what one request without a group has: `minisgl.scheduler.waiting_queue`.
+        Requests with the same ``group`` share what one request without a group has: `plugins/scheduler/guard.py`.
 
         Raise `InvalidRequestError`, which names the field, if the request can never be served (promise 2). Raise
         ValueError if ``uid`` is not an integer from 0 to 2^31 - 1, or if a request with this ``uid`` is open. The

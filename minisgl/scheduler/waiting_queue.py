@@ -1,24 +1,9 @@
-"""Requests before they run: the check of a new request (promise 2), and the waiting queue.
-
-All choices that one HTTP request asks for form a *group*, and groups have fair shares of the running requests. An HTTP
-request may ask for a thousand choices. In order of arrival, each later request would wait until nearly all of them have
-ended. So the next request to run is one of the group that has the fewest running requests (max-min fairness); requests
-without a group count as groups of one. Within a priority:
-
-- the waiting requests are ordered by their *rank*, and then by arrival. The rank of a request is the number of requests
-  of its group that run or wait before it (`fair_order`);
-- the running request to retract first is one of the highest rank (`by_urgency`);
-- with the starvation guard, a waiting request that finds no room takes that of running requests of a higher rank.
-
-If no request has a group, this is the order of arrival.
-"""
+"""Requests before they run: the check of a new request (promise 2), and the queue of the waiting ones."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from heapq import merge
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 import numpy as np
@@ -100,40 +85,8 @@ def _check_tokens(prompt_ids: Sequence[int] | I32, vocab_size: int) -> I32:
 
 # ---- the order of waiting requests ---------------------------------------------------------------------
 
-
 NO_GROUP = 0
-"""The group of a request that counts as a group of its own."""
-
-
-def fair_order(alone: Iterable[Req], groups: Mapping[int, Iterable[Req]], running: Sequence[Req]) -> Iterator[Req]:
-    """Yield waiting requests by priority, rank and arrival.
-
-    ``alone`` are those without a group, ``groups`` the others by group, each in order of urgency.
-    """
-    num_running = Counter(req.group for req in running)
-
-    def keyed(reqs: Iterable[Req], first_rank: int, step: int) -> Iterator[tuple[int, int, int, Req]]:
-        return ((req.priority, first_rank + i * step, req.arrival, req) for i, req in enumerate(reqs))
-
-    queues = [keyed(reqs, num_running[group], 1) for group, reqs in groups.items()]
-    return (entry[-1] for entry in merge(keyed(alone, 0, 0), *queues))
-
-
-def ranks(running: Iterable[Req]) -> dict[int, int]:
-    """Return the rank of each running request by its uid: the number of more urgent ones of its group."""
-    seen: Counter[int] = Counter()
-    result = {}
-    for req in sorted(running, key=lambda req: req.urgency):
-        result[req.uid] = seen[req.group]
-        seen[req.group] += req.group != NO_GROUP
-    return result
-
-
-def by_urgency(running: Sequence[Req]) -> list[Req]:
-    """Return the running requests by priority, rank and arrival. The first one arrived first of its priority."""
-    rank = ranks(running)
-    return sorted(running, key=lambda req: (req.priority, rank[req.uid], req.arrival))
-
+"""The group of a request that belongs to no group."""
 
 _urgency, _arrival = attrgetter("urgency"), attrgetter("arrival")
 
@@ -142,35 +95,31 @@ class WaitingQueue:
     """The waiting requests, sorted by ``Req.urgency``: by priority, and then by arrival.
 
     Without priorities, that is the order of arrival. A retracted request returns to the place of its first arrival.
-    While requests of groups wait, the order is that of `fair_order`. ``running()`` returns the running requests.
 
     A request is found by binary search. To insert or delete an entry of a list moves the entries behind it, which takes
     some microseconds in a queue of 10,000 requests.
     """
 
-    def __init__(self, running: Callable[[], Sequence[Req]] = tuple) -> None:
-        self._running = running
+    def __init__(self) -> None:
         self._by_arrival: list[Req] = []
-        self._alone: list[Req] = []  # the requests without a group, by urgency
-        self._groups: dict[int, list[Req]] = {}  # the others by group, each by urgency; no entry is empty
+        self._by_urgency: list[Req] = []
 
-    def _of_group(self, group: int) -> list[Req]:
-        return self._alone if group == NO_GROUP else self._groups.setdefault(group, [])
+    def _list_of(self, req: Req) -> list[Req]:
+        """Return the list, sorted by urgency, that the request is in or belongs to."""
+        return self._by_urgency
 
     def add(self, req: Req) -> None:
         """Add a request, at the place of its priority and its arrival number."""
         insort(self._by_arrival, req, key=_arrival)
-        insort(self._of_group(req.group), req, key=_urgency)
+        insort(self._list_of(req), req, key=_urgency)
 
     def remove(self, req: Req) -> None:
         """Remove a request. Raise KeyError if it is not in the queue."""
         if req not in self:
             raise KeyError(req.uid)
         del self._by_arrival[bisect_left(self._by_arrival, req.arrival, key=_arrival)]
-        reqs = self._of_group(req.group)
+        reqs = self._list_of(req)
         del reqs[bisect_left(reqs, req.urgency, key=_urgency)]
-        if not reqs:
-            self._groups.pop(req.group, None)
 
     def set_priority(self, req: Req, priority: int) -> None:
         """Change the priority of a request in the queue."""
@@ -180,8 +129,8 @@ class WaitingQueue:
 
     def clear(self) -> None:
         """Remove all requests."""
-        for entries in (self._by_arrival, self._alone, self._groups):
-            entries.clear()
+        for req in list(self._by_arrival):
+            self.remove(req)
 
     def first(self) -> Req | None:
         """Return the request that arrived first, whatever its priority; None if the queue is empty."""
@@ -200,4 +149,4 @@ class WaitingQueue:
 
     def __iter__(self) -> Iterator[Req]:
         """Yield the requests in order of urgency. The queue must not change meanwhile."""
-        return fair_order(self._alone, self._groups, self._running()) if self._groups else iter(self._alone)
+        return iter(self._by_urgency)

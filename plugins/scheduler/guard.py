@@ -1,15 +1,27 @@
 """The starvation guard: a policy that wraps a policy, and adds to its plans the requests that it starves (promise 6).
 
-It also makes room for a waiting request whose group has fewer running requests than another group has
-(`minisgl.scheduler.waiting_queue`). It wraps the policy that the options select. Without it, the scheduler is correct
-too, but a policy may then leave a request out forever. docs/design/admission.md says which request is starved, and why.
+It wraps the policy that the options select. Without it, the scheduler is correct too, but a policy may then leave a
+request out forever. docs/design/admission.md says which request is starved, and why.
+
+The guard also gives *groups* fair shares of the running requests (promise 5). All choices that one HTTP request asks
+for form a group. An HTTP request may ask for a thousand choices. In order of arrival, each later request would wait
+until nearly all of them have ended. So the next request to run is one of the group that has the fewest running requests
+(max-min fairness); requests without a group count as groups of one. Within a priority:
+
+- the waiting requests are ordered by their *rank*, and then by arrival. The rank of a request is the number of requests
+  of its group that run or wait before it (`FairQueue`);
+- the running request to retract first is one of the highest rank (`by_urgency`);
+- a waiting request that finds no room takes that of running requests of a higher rank (`behind`).
+
+If no request has a group, this is the order of arrival.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from heapq import merge
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +30,7 @@ from minisgl.core import Req
 from minisgl.hooks import hookimpl
 from minisgl.scheduler.base import Budget, Plan, Room, Running, SchedulerPolicy, Waiting
 from minisgl.scheduler.planner import RETRACTION_SLACK, WaitingView
-from minisgl.scheduler.waiting_queue import NO_GROUP, by_urgency, ranks
+from minisgl.scheduler.waiting_queue import NO_GROUP, WaitingQueue
 
 if TYPE_CHECKING:
     from minisgl.scheduler.planner import Planner
@@ -29,6 +41,7 @@ class StarvationGuard:
 
     def __init__(self, policy: SchedulerPolicy, starvation_steps: int):
         self.policy, self.starvation_steps = policy, starvation_steps
+        self._running: Callable[[], Sequence[Req]] = list  # returns the running requests
         self._oldest: Req | None = None  # the waiting request that arrived first, when the last plan was made
         self._oldest_since = 0  # the first step whose plan it was waiting for in this place
         self._claimed: Req | None = None  # the waiting request for which requests of other groups were retracted
@@ -42,10 +55,15 @@ class StarvationGuard:
         """Whether the wrapped policy uses priorities."""
         return getattr(self.policy, "uses_priority", False)
 
-    @property
-    def victims(self) -> Any:
-        """The method of this name of the wrapped policy, or None if it has none."""
-        return getattr(self.policy, "victims", None)
+    def make_queue(self, running: Callable[[], Sequence[Req]]) -> FairQueue:
+        """Return the scheduler's waiting queue. ``running()`` returns the running requests."""
+        self._running = running
+        return FairQueue(running)
+
+    def victims(self, running: Sequence[Running]) -> Sequence[int]:
+        """Return the uids of ``running``, the first to retract first: as the wrapped policy says, or `by_urgency`."""
+        choose = getattr(self.policy, "victims", None)
+        return [req.uid for req in reversed(by_urgency(self._running()))] if choose is None else choose(running)
 
     def make_room(self, planner: Planner) -> Room:
         """Return what must change before the plan, so that the request that it must contain fits: see `Room`."""
@@ -168,6 +186,56 @@ class StarvationGuard:
             if n := budget.grant(request, wanted):
                 rows.append((request.uid, n))
         return rows
+
+
+# ---- groups ------------------------------------------------------------------------------------------------
+
+
+class FairQueue(WaitingQueue):
+    """The waiting requests by priority, rank and arrival. ``running()`` returns the running requests."""
+
+    def __init__(self, running: Callable[[], Sequence[Req]]):
+        super().__init__()
+        self._running = running
+        self._groups: dict[int, list[Req]] = {}  # the requests of each group, by urgency; no entry is empty
+
+    def _list_of(self, req: Req) -> list[Req]:
+        return self._by_urgency if req.group == NO_GROUP else self._groups.setdefault(req.group, [])
+
+    def remove(self, req: Req) -> None:
+        """Remove a request. Raise KeyError if it is not in the queue."""
+        super().remove(req)
+        if req.group in self._groups and not self._groups[req.group]:
+            del self._groups[req.group]
+
+    def __iter__(self) -> Iterator[Req]:
+        """Yield the requests in order. The queue must not change meanwhile."""
+        return self._in_turn() if self._groups else super().__iter__()
+
+    def _in_turn(self) -> Iterator[Req]:
+        num_running = Counter(req.group for req in self._running())
+
+        def keyed(reqs: Sequence[Req], first_rank: int, step: int) -> Iterator[tuple[int, int, int, Req]]:
+            return ((req.priority, first_rank + i * step, req.arrival, req) for i, req in enumerate(reqs))
+
+        queues = [keyed(reqs, num_running[group], 1) for group, reqs in self._groups.items()]
+        return (entry[-1] for entry in merge(keyed(self._by_urgency, 0, 0), *queues))
+
+
+def ranks(running: Iterable[Req]) -> dict[int, int]:
+    """Return the rank of each running request by its uid: the number of more urgent ones of its group."""
+    seen: Counter[int] = Counter()
+    result = {}
+    for req in sorted(running, key=attrgetter("urgency")):
+        result[req.uid] = seen[req.group]
+        seen[req.group] += req.group != NO_GROUP
+    return result
+
+
+def by_urgency(running: Sequence[Req]) -> list[Req]:
+    """Return the running requests by priority, rank and arrival. The first one arrived first of its priority."""
+    rank = ranks(running)
+    return sorted(running, key=lambda req: (req.priority, rank[req.uid], req.arrival))
 
 
 def behind(waiting: Req, running: Sequence[Req]) -> tuple[list[Req], list[Req]]:

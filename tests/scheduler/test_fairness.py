@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minisgl.core import Req, SamplingParams
-from minisgl.plugins.scheduler.guard import behind
-from minisgl.scheduler.waiting_queue import WaitingQueue, by_urgency
+from minisgl.plugins.scheduler.guard import FairQueue, behind, by_urgency
 from minisgl.testing.drive import Job
 from minisgl.testing.small import job, make, no_lookahead, pool
 from minisgl.testing.workloads import POLICIES
@@ -31,7 +30,7 @@ def arrivals(reqs: Sequence[Req]) -> list[int]:
 
 
 def test_groups_take_turns() -> None:
-    queue = WaitingQueue()
+    queue = FairQueue(list)
     for arrival, group in enumerate([1, 1, 1, 2, 2, 0, 0]):
         queue.add(request(arrival, group))
     assert arrivals(list(queue)) == [0, 3, 5, 6, 1, 4, 2]
@@ -39,14 +38,14 @@ def test_groups_take_turns() -> None:
 
 def test_running_requests_of_a_group_count() -> None:
     running = [request(0, 1), request(1, 1), request(2, 2)]
-    queue = WaitingQueue(lambda: running)
+    queue = FairQueue(lambda: running)
     for arrival, group in ((3, 1), (4, 2), (5, 3), (6, 3), (7, 0)):
         queue.add(request(arrival, group))
     assert arrivals(list(queue)) == [5, 7, 4, 6, 3]
 
 
 def test_priority_comes_before_the_turn() -> None:
-    queue = WaitingQueue()
+    queue = FairQueue(list)
     for arrival, (group, priority) in enumerate([(1, 0), (1, 0), (0, 0), (1, -1), (0, 1)]):
         queue.add(request(arrival, group, priority))
     assert arrivals(list(queue)) == [3, 2, 0, 1, 4]

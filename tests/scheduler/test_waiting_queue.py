@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -10,20 +11,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minisgl.core import Req, SamplingParams
+from minisgl.plugins.scheduler.guard import FairQueue
 from minisgl.scheduler.waiting_queue import WaitingQueue
 
 PARAMS = SamplingParams()
+QUEUES: dict[str, Callable[[], WaitingQueue]] = {"plain": WaitingQueue, "fair": lambda: FairQueue(list)}
+"""Name → a new queue. Without groups, both have the same order."""
+
+each_queue = pytest.mark.parametrize("new_queue", QUEUES.values(), ids=QUEUES)
 
 
 def request(arrival: int) -> Req:
     return Req(arrival, np.zeros(1, np.int32), PARAMS, arrival)
 
 
+@each_queue
 @given(st.lists(st.integers(0, 60), max_size=200))
-def test_queue_is_sorted_by_arrival(toggled: list[int]) -> None:
+def test_queue_is_sorted_by_arrival(new_queue: Callable[[], WaitingQueue], toggled: list[int]) -> None:
     """Requests that leave and return in any order are iterated by arrival, as in a sorted list."""
     requests = [request(i) for i in range(61)]
-    queue, expected = WaitingQueue(), set()
+    queue, expected = new_queue(), set()
     for i in toggled:
         if i in expected:
             queue.remove(requests[i])
@@ -39,13 +46,14 @@ def test_queue_is_sorted_by_arrival(toggled: list[int]) -> None:
     assert len(queue) == 0 and queue.first() is None
 
 
+@each_queue
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(-2, 2)), max_size=200))
-def test_queue_is_sorted_by_urgency(events: list[tuple[int, int]]) -> None:
+def test_queue_is_sorted_by_urgency(new_queue: Callable[[], WaitingQueue], events: list[tuple[int, int]]) -> None:
     """An event adds a request; or removes it if the number is 0; or else changes its priority, if it waits."""
     requests = [request(i) for i in range(41)]
     for req in requests:
         req.priority = req.arrival % 3
-    queue, expected = WaitingQueue(), set[int]()
+    queue, expected = new_queue(), set[int]()
     for i, number in events:
         if i not in expected:
             queue.add(requests[i])
@@ -62,8 +70,9 @@ def test_queue_is_sorted_by_urgency(events: list[tuple[int, int]]) -> None:
         assert (most_urgent.arrival if most_urgent else None) == (order[0] if order else None)
 
 
-def test_removed_request_is_unknown() -> None:
-    queue = WaitingQueue()
+@each_queue
+def test_removed_request_is_unknown(new_queue: Callable[[], WaitingQueue]) -> None:
+    queue = new_queue()
     queue.add(request(0))
     queue.remove(request(0))
     with pytest.raises(KeyError):
