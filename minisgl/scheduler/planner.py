@@ -111,7 +111,7 @@ class Planner:
         )
 
     def grant_again(self, rows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return ``rows``, planned before some requests were retracted, reduced to the tokens that still fit.
+        """Return ``rows``, which may have been planned before some requests were retracted, reduced to what fits now.
 
         The pages of a retracted request go to the cache. So another request's prompt may have fewer tokens left to
         compute, and pages that were evictable may now be locked.
@@ -221,15 +221,11 @@ class Planner:
 
     def oldest_row(self) -> list[tuple[int, int]]:
         """Return a row for the earliest admitted request that fits; if none does, for the oldest waiting request."""
-        budget = self._budget(0)  # a new budget: the policy's plan was empty, so its grants do not count
-        for view in self.request_table.running_views(self.requests.next_step_id):
-            if n := budget.grant(view, view.num_remaining_tokens or 1):
-                return [(view.uid, n)]
-        oldest = self.requests.waiting.first()
-        waiting = None if oldest is None else self.waiting_view(oldest)
-        if waiting is not None and (n := budget.grant(waiting, waiting.num_tokens - waiting.num_cached_tokens)):
-            return [(waiting.uid, n)]
-        return []
+        running = self.request_table.running_views(self.requests.next_step_id)
+        rows = [(view.uid, view.num_remaining_tokens or 1) for view in running]
+        if (oldest := self.requests.waiting.first()) is not None:
+            rows.append((oldest.uid, len(oldest)))
+        return self.grant_again(rows)[:1]
 
     def fits(self, waiting: Req) -> bool:
         """Return whether a waiting request can be admitted now, beside the reserve of the running requests."""
