@@ -145,7 +145,7 @@ class WaitingQueue:
 
     def __contains__(self, req: Req) -> bool:
         i = bisect_left(self._by_arrival, req.arrival, key=_arrival)
-        return i < len(self) and self._by_arrival[i] is req
+        return i < len(self) and self._by_arrival[i].arrival == req.arrival
 
     def __iter__(self) -> Iterator[Req]:
         """Yield the requests in order of urgency. The queue must not change meanwhile."""
