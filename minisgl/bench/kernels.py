@@ -23,7 +23,7 @@ from minisgl.bench import backends
 from minisgl.bench.arguments import add_json, write_json
 from minisgl.bench.timing import BF16, Case, Measured, measure, random
 from minisgl.config import ConfigError
-from minisgl.engine import sampler
+from minisgl.engine import gumbel
 from minisgl.options.compose import plain_errors
 
 VOCABULARY = 151_936  # Qwen3's
@@ -200,7 +200,7 @@ def draws() -> Iterator[Case]:
     from minisgl.plugins.kernels.ops.triton import sampling as kernel
 
     library_kernel = library("flashinfer.sampling:sampling_from_logits")
-    hashes = sampler.token_hashes(VOCABULARY, torch.device("cuda"))
+    hashes = gumbel.token_hashes(VOCABULARY, torch.device("cuda"))
     for rows in (1, 64, 256):
         logits = random(rows, VOCABULARY, dtype=torch.float32)
         sampling_table = torch.randint(-(1 << 31), (1 << 31) - 1, (rows, 3), dtype=torch.int32, device="cuda")
@@ -208,7 +208,7 @@ def draws() -> Iterator[Case]:
         rows_of_logits = torch.arange(rows, dtype=torch.int32, device="cuda")
         args = (logits, sampling_table, rows_of_logits, rows_of_logits, hashes)
         case = Case("gumbel_argmax", f"{rows} x {VOCABULARY}", logits.nbytes)
-        case.versions["torch"] = partial(sampler.draw, *args)
+        case.versions["torch"] = partial(gumbel.draw, *args)
         case.versions["triton"] = partial(kernel.gumbel_argmax, *args, scaled=True)
         case.versions["argmax alone (torch)"] = partial(logits.argmax, dim=1)
         if library_kernel is not None:

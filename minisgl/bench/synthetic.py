@@ -17,8 +17,9 @@ from torch import Tensor
 from minisgl.config import ConfigError
 from minisgl.core import EngineSpec, Req, TokenMasks
 from minisgl.engine.engine import TorchEngine
-from minisgl.engine.inputs import SamplingInputs, Verification
+from minisgl.engine.inputs import SamplingInputs
 from minisgl.engine.sampler import Sampled, Sampler
+from minisgl.engine.verification import Verification
 from minisgl.plugins.speculation import DraftProposer
 
 __all__ = ["SyntheticProposer", "SyntheticSampler", "add_arguments", "check_arguments", "force_acceptance"]

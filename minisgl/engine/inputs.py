@@ -21,7 +21,8 @@ from torch import Tensor
 
 from minisgl.attention import AttnBatch
 from minisgl.core import I32, PENDING, EngineSpec, Step
-from minisgl.engine.results import PromptPositions, prompt_arrays
+from minisgl.engine.prompt_logprobs import PromptPositions, prompt_arrays
+from minisgl.engine.verification import Verification, verification_arrays
 
 
 class Line(IntEnum):
@@ -48,56 +49,6 @@ class SamplePlan(NamedTuple):
     rows: dict[int, I32]  # flag of a group (`sampler.GROUPS`) -> the rows that use it; no entry if all rows do
     alternatives: I32 | None = None  # [rows] number of alternatives to report with the token; -1: no log-probabilities
     bias_width: int = 0  # largest number of biased tokens of a row
-
-
-class Accepted(NamedTuple):
-    """Which tokens of a step count, for each row that samples: see `Verification`."""
-
-    length: Tensor  # int64 [rows] number of tokens that count, at least 1
-    last: Tensor  # int64 [rows] the last of these tokens
-
-
-class Verification(NamedTuple):
-    """The rows of a step that sample, each padded to k sampled positions, as tensors on the device.
-
-    A row may sample after its first token and after each draft token. A sampled token should equal the draft token that
-    follows. The sampled tokens count up to, and including, the first one that does not (speculative decoding: Leviathan
-    et al., 2022). All work is done on the device, so the host does not wait.
-
-    k is the largest number of sampled positions of a row. A row that verifies nothing has one sampled position and no
-    draft. Sampled positions are numbered over all rows, in order.
-    """
-
-    req_pool_indices: Tensor  # int32 [rows], no index twice
-    positions: Tensor  # int32 [rows, k] numbers of the row's sampled positions; padding repeats the last one
-    drafts: Tensor  # int32 [rows, k] the draft token after each of these positions; -1: there is none
-    row: Tensor  # int32 [positions] row of each sampled position
-    offset: Tensor  # int32 [positions] how many sampled positions of the same row are before it
-
-    def accept(self, tokens: Tensor) -> Accepted:
-        """Compare the sampled ``tokens`` int64 [positions] with the drafts.
-
-        A row's length is 1 + the number of its leading drafts that equal the token sampled before them. Every rank gets
-        the same result from the same tokens.
-        """
-        sampled = tokens.index_select(0, self.positions.flatten()).view(self.positions.shape)
-        length = (sampled == self.drafts).cumprod(1).sum(1) + 1
-        return Accepted(length, sampled.gather(1, length[:, None] - 1).squeeze(1))
-
-    def counts(self, accepted: Accepted) -> Tensor:
-        """Return whether the token of each sampled position counts, bool [positions]."""
-        return self.offset < accepted.length.index_select(0, self.row)
-
-    def add_drafts(self, history: Tensor, group: Tensor | None) -> None:
-        """Count, in ``history``, the drafts of the same row before each sampled position as output tokens.
-
-        ``history`` int32 [group, vocab] is as in `minisgl.engine.logits_processors.apply_penalties` and is changed in
-        place. Its rows are the sampled positions in ``group``, int32; None: all.
-        """
-        row, offset = (self.row, self.offset) if group is None else (x.index_select(0, group) for x in self[3:])
-        before = torch.arange(self.drafts.shape[1] - 1, dtype=torch.int32, device=history.device) < offset[:, None]
-        drafts = self.drafts[:, :-1].index_select(0, row).clamp_(min=0)
-        history.scatter_add_(1, drafts.long(), before.int() * 2)
 
 
 class SamplingInputs(NamedTuple):
@@ -300,18 +251,3 @@ class InputBuilder:
         num_top = max(r.num_top for r in step.prompt_logprobs)
         indices, targets = self.upload(prompt_arrays(step))
         return PromptPositions(indices, targets, num_top)
-
-
-def verification_arrays(step: Step) -> list[I32]:
-    """Return the fields of the step's `Verification` as host arrays."""
-    sample = step.sample
-    counts = step.num_sampled_tokens[sample]
-    begin = np.cumsum(counts, dtype=np.int32) - counts
-    row = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-    offset = np.arange(len(row), dtype=np.int32) - begin[row]
-    k = np.arange(counts.max(), dtype=np.int32)
-    positions = np.minimum(k, counts[:, None] - 1) + begin[:, None]
-    first = np.cumsum(step.num_scheduled_tokens, dtype=np.int32)[sample] - counts  # token of the first sampled position
-    after = np.minimum(first[:, None] + 1 + k, len(step.input_ids) - 1)
-    drafts = np.where(k < counts[:, None] - 1, step.input_ids[after], np.int32(-1))
-    return [step.req_pool_indices[sample], positions, drafts, row, offset]

@@ -17,9 +17,11 @@ from torch import Tensor
 
 from minisgl.attention import AttentionBackend, AttnBatch
 from minisgl.core import EngineSpec, Step, StepResult, TokenMasks
-from minisgl.engine.inputs import Accepted, InputBuilder, Line, ModelInputs, SamplePlan, SamplingInputs
-from minisgl.engine.results import PromptPositions, read_result, score_prompt
+from minisgl.engine.inputs import InputBuilder, Line, ModelInputs, SamplePlan, SamplingInputs
+from minisgl.engine.prompt_logprobs import PromptPositions, score_prompt
+from minisgl.engine.results import read_result
 from minisgl.engine.sampler import Sampled, Sampler
+from minisgl.engine.verification import Accepted
 from minisgl.layers.context import Context
 from minisgl.models.decoder import Model
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from minisgl.core import Engine, EngineSpec, Logprobs, SamplingParams
-from minisgl.engine import results
+from minisgl.engine import prompt_logprobs
 from minisgl.engine.build import build_engine
 from minisgl.engine.engine import TorchEngine
 from minisgl.options.compose import compose
@@ -104,7 +104,7 @@ def test_prompt_logprobs_equal_transformers(
     case: tuple[Path, list[int], Any], manager: PluginManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, prompt, expected = case
-    monkeypatch.setattr(results, "BLOCK_BYTES", 4 * 320 * 7)
+    monkeypatch.setattr(prompt_logprobs, "BLOCK_BYTES", 4 * 320 * 7)
     engine = engine_of(manager, path)
     compare(engine, prompt, expected)
     engine.close()
@@ -124,7 +124,7 @@ def test_prompt_logprobs_of_steps_in_pieces(tmp_path: Path, manager: PluginManag
 def test_prompt_logprobs_on_two_ranks(tmp_path: Path, manager: PluginManager, monkeypatch: pytest.MonkeyPatch) -> None:
     """The logits of a block are a collective, so all ranks compute the same blocks."""
     path, prompt = tiny_checkpoint("llama", tmp_path, vocab_size=323), list(range(30, 90))
-    monkeypatch.setattr(results, "BLOCK_BYTES", 4 * 323 * 7)
+    monkeypatch.setattr(prompt_logprobs, "BLOCK_BYTES", 4 * 323 * 7)
     expected = Oracle(path, "float32").logits(prompt).log_softmax(-1)
     with leader_engine(compose(manager, [f"model={path}", *WORDS, "tp=2"]), manager) as engine:
         compare(engine, prompt, expected)
@@ -139,7 +139,7 @@ def test_prompts_without_sampling_score(
     rows: list[int] = []
     logits = engine.model.logits
     monkeypatch.setattr(engine.model, "logits", lambda hidden: rows.append(len(hidden)) or logits(hidden))
-    monkeypatch.setattr(results, "BLOCK_BYTES", 4 * 320 * 16)
+    monkeypatch.setattr(prompt_logprobs, "BLOCK_BYTES", 4 * 320 * 16)
     engine.launch(StepWriter(engine.spec).step(chunk(0, prompt, 0, 50, 1)))
     result = engine.result()
     check(result.prompt_logprobs[0], prompt, 0, 1, expected)
@@ -150,15 +150,17 @@ def test_prompts_without_sampling_score(
 
 def test_block_size() -> None:
     """A block of the logits of Qwen3's vocabulary is at most 64 MiB in float32."""
-    assert results.BLOCK_BYTES == 64 << 20
+    assert prompt_logprobs.BLOCK_BYTES == 64 << 20
     asked: list[int] = []
-    prompt = results.PromptPositions(torch.arange(300, dtype=torch.int32), torch.zeros(300, dtype=torch.int32), 0)
+    prompt = prompt_logprobs.PromptPositions(
+        torch.arange(300, dtype=torch.int32), torch.zeros(300, dtype=torch.int32), 0
+    )
 
     def logits_of(hidden: torch.Tensor) -> torch.Tensor:
         asked.append(len(hidden))
         return torch.zeros(len(hidden), 10)
 
-    results.score_prompt(torch.zeros(300, 4), prompt, logits_of, 151_936)
+    prompt_logprobs.score_prompt(torch.zeros(300, 4), prompt, logits_of, 151_936)
     assert asked == [110, 110, 80]
 
 
@@ -168,7 +170,7 @@ def test_indices_of_prompt_positions() -> None:
     step = StepWriter(EngineSpec(4, 80, 4, 60, 99)).step(
         RowSpec.decode(3, 5), chunk(0, prompt, 4, 9, 1, first=6), chunk(1, prompt, 0, 3, 0)
     )
-    indices, targets = results.prompt_arrays(step)
+    indices, targets = prompt_logprobs.prompt_arrays(step)
     assert indices.tolist() == [3, 4, 5, 6, 7, 8]
     assert targets.tolist() == [27, 28, 29, 21, 22, 23]
     assert indices.dtype == targets.dtype == np.int32

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from minisgl.core import Engine, SamplingParams
-from minisgl.engine.sampler import gumbel, seed_key, token_hashes
+from minisgl.engine.gumbel import gumbel, seed_key, token_hashes
 from minisgl.models.resolve import resolve_model
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager

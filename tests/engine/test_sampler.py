@@ -12,9 +12,10 @@ from transformers import generation as hf
 
 from minisgl.core import Admission, Logprobs, SamplingParams
 from minisgl.engine import logits_processors
+from minisgl.engine.gumbel import gumbel, seed_key, token_hashes
 from minisgl.engine.inputs import SamplingInputs
 from minisgl.engine.results import read_logprobs
-from minisgl.engine.sampler import Sampler, gumbel, seed_key, token_hashes
+from minisgl.engine.sampler import Sampler
 
 CPU = torch.device("cpu")
 VOCAB = 300

@@ -22,9 +22,10 @@ from minisgl.core import (
     TokenMasks,
 )
 from minisgl.engine import logits_processors
-from minisgl.engine.inputs import InputBuilder, SamplingInputs, Verification, verification_arrays
+from minisgl.engine.inputs import InputBuilder, SamplingInputs
 from minisgl.engine.results import read_result
 from minisgl.engine.sampler import Sampler, state_bytes
+from minisgl.engine.verification import Verification, verification_arrays
 from minisgl.testing.steps import RowSpec, StepWriter
 
 CPU = torch.device("cpu")

@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from minisgl.attention import QKNorm
+from minisgl.engine import gumbel as noise
 from minisgl.engine import logits_processors
-from minisgl.engine import sampler as noise
 from minisgl.kvcache.pool import KVPool
 from minisgl.plugins.kernels.attention import references
 from minisgl.plugins.kernels.ops import activation, align, gated, indices, linear, norm, routing

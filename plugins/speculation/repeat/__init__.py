@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from minisgl.core import I32, PENDING, Admission, Step, StepResult, TokenMasks
-from minisgl.engine.inputs import Accepted, Line, SamplePlan, SamplingInputs
+from minisgl.engine.inputs import Line, SamplePlan, SamplingInputs
 from minisgl.engine.model_runner import Forward, ModelRunner, StepRunner
 from minisgl.engine.sampler import PENALTY
+from minisgl.engine.verification import Accepted
 from minisgl.plugins.kernels.ops.rounds import advance, next_drafts
 
 __all__ = ["Repeatable", "RoundsRunner", "new_history"]

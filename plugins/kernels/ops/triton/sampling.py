@@ -1,7 +1,7 @@
 """Gumbel noise and argmax in one pass over the logits, and token masks, in Triton.
 
-The torch references are `minisgl.engine.sampler.draw` and `minisgl.engine.logits_processors.mask_tokens`. The
-noise is bit-identical to that of `minisgl.engine.sampler` on a GPU: both use the same integer hash, and CUDA's log1p
+The torch references are `minisgl.engine.gumbel.draw` and `minisgl.engine.logits_processors.mask_tokens`. The
+noise is bit-identical to that of `minisgl.engine.gumbel` on a GPU: both use the same integer hash, and CUDA's log1p
 and log.
 """
 
@@ -22,7 +22,7 @@ GOLDEN = tl.constexpr(0x9E3779B9 - (1 << 32))
 
 @device_function
 def mix(x):
-    """Hash int32 to int32, as `minisgl.engine.sampler.mix_` does."""
+    """Hash int32 to int32, as `minisgl.engine.gumbel.mix_` does."""
     x ^= (x >> 16) & 0xFFFF
     x *= 0x7FEB352D
     x ^= (x >> 15) & 0x1FFFF
@@ -51,7 +51,7 @@ def log1p(x):
 
 @device_function
 def gumbel(hashes, low, odd, INTERPRETED: tl.constexpr):
-    """Return standard Gumbel noise from the tokens' hashes and `row_numbers`, as in `minisgl.engine.sampler`."""
+    """Return standard Gumbel noise from the tokens' hashes and `row_numbers`, as in `minisgl.engine.gumbel`."""
     bits = mix((hashes ^ low) * odd)
     u = ((bits >> 1) & 0x7FFFFFFF).to(tl.float32) * 4.656612873077393e-10 + 2.3283064365386963e-10  # 2^-31, 2^-32
     u = tl.minimum(u, 1.0 - 5.960464477539063e-08)  # 2^-24
@@ -113,7 +113,7 @@ def gumbel_argmax(
     *,
     scaled: bool = False,
 ) -> Tensor:
-    """Compute `minisgl.engine.sampler.draw` on a GPU, or with ``logits`` alone the argmax without noise.
+    """Compute `minisgl.engine.gumbel.draw` on a GPU, or with ``logits`` alone the argmax without noise.
 
     logits [rows, vocab]; ``table`` is the sampling table, int32 [request-pool rows, 3 or more]: key, key, temperature
     bits. Returns token ids, int64 [rows].
