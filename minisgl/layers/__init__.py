@@ -6,13 +6,12 @@ from typing import Any
 
 from minisgl.layers.attention import AttentionLayer, RMSNorm, RMSNormFused, RoPE, RopeConfig
 from minisgl.layers.context import Context
+from minisgl.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from minisgl.layers.linear import (
     GatedMLP,
     LinearColParallelMerged,
     LinearQKVMerged,
     LinearRowParallel,
-    ParallelLMHead,
-    VocabParallelEmbedding,
     gelu_and_mul,
     silu_and_mul,
 )

@@ -13,14 +13,8 @@ from torch import Tensor, nn
 
 from minisgl.distributed import Communicator
 from minisgl.layers.attention import RMSNorm, RMSNormFused
-from minisgl.layers.linear import (
-    GatedMLP,
-    LinearColParallelMerged,
-    LinearQKVMerged,
-    LinearRowParallel,
-    ParallelLMHead,
-    VocabParallelEmbedding,
-)
+from minisgl.layers.embedding import ParallelLMHead, VocabParallelEmbedding
+from minisgl.layers.linear import GatedMLP, LinearColParallelMerged, LinearQKVMerged, LinearRowParallel
 from minisgl.models.converter import convert
 from minisgl.plugins.kernels.ops import huge_pages
 from minisgl.plugins.kernels.ops.activation import ACTS, act_and_mul
