@@ -1,4 +1,4 @@
-"""Data types shared by all parts of minisgl: sampling parameters, requests, steps, step results, outputs.
+"""Data types shared by all parts of minisgl: requests, steps, step results, outputs.
 
 This module depends on numpy and msgspec. It imports no torch and starts no process. Arrays are in host memory, and are
 int32 unless a comment gives another dtype.
@@ -6,16 +6,39 @@ int32 unless a comment gives another dtype.
 
 from __future__ import annotations
 
-import math
-import re
-import reprlib
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from minisgl.sampling_params import InvalidRequestError, SamplingParams
+
+__all__ = [
+    "I32",
+    "I64",
+    "INTERRUPTED",
+    "PENDING",
+    "PER_POSITION",
+    "Admission",
+    "Bools",
+    "Engine",
+    "EngineDeadError",
+    "EngineSpec",
+    "FinishReason",
+    "Finished",
+    "InvalidRequestError",
+    "Logprobs",
+    "LogprobsEntry",
+    "Output",
+    "PromptRange",
+    "Req",
+    "SamplingParams",
+    "Step",
+    "StepResult",
+    "TokenMasks",
+]
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
@@ -30,20 +53,6 @@ The token is still on the device, so the scheduler can launch a decode row befor
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
-class InvalidRequestError(ValueError):
-    """A request was rejected before it was queued, because it can never be served (promise 2).
-
-    ``field`` names the invalid request parameter, ``message`` describes the error, ``code`` is OpenAI's error code.
-    """
-
-    def __init__(self, field: str, message: str, code: str = "invalid_value"):
-        super().__init__(message)
-        self.field, self.message, self.code = field, message, code
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return InvalidRequestError, (self.field, self.message, self.code)
-
-
 INTERRUPTED = "The run was interrupted."
 """The error of the requests that are open when a scheduler is closed, as after Ctrl-C."""
 
@@ -52,148 +61,10 @@ class EngineDeadError(RuntimeError):
     """The engine cannot continue, after a device error or the death of a rank. Every open request fails."""
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Sampling and stopping parameters of one request. Immutable. The field names are OpenAI's and vLLM's.
-
-    - ``temperature``: 0 selects greedy sampling.
-    - ``top_k``: 0 or -1 turns top-k off.
-    - ``seed``: with a seed, the sampled tokens do not depend on the other requests in the batch. With None, the
-      scheduler derives a seed from the server's seed.
-    - ``stop``: strings that end the request, at most 16 of at most 1,024 characters each. A stop string is not part of
-      the returned text.
-    - ``stop_token_ids``: token ids that end the request, like an end-of-sequence id; at most 1,024.
-    - ``logprobs``: number of alternatives reported with each output token. 0 reports the sampled token's
-      log-probability only; None reports no log-probabilities.
-    - ``prompt_logprobs``: the same for the tokens of the prompt, from position ``logprob_start_len`` on (SGLang's
-      name). The first token of a prompt has no log-probability.
-    - ``cache_salt``: requests share cached KV only with requests that have the same salt. In vLLM's API it is a field
-      of the request, too.
-    - ``priority``: lower is more urgent, a 32-bit integer. A value other than 0 needs a scheduling policy that uses
-      priorities, as in vLLM.
-    """
-
-    max_tokens: int = 16
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int | None = None
-    n: int = 1
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: dict[int, float] = {}
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    logprob_start_len: int = 0
-    skip_special_tokens: bool = True
-    cache_salt: str | None = None
-    priority: int = 0
-
-    MAX_LOGPROBS = 20
-    MAX_STOPS = 16
-    MAX_STOP_CHARS = 1024
-    MAX_STOP_TOKEN_IDS = 1024
-    MAX_BIAS = 1024
-    MAX_SALT = 256
-
-    @property
-    def greedy(self) -> bool:
-        """Whether the most likely token is chosen at every position (``temperature`` is 0)."""
-        return self.temperature == 0.0
-
-    @property
-    def needs_history(self) -> bool:
-        """Whether sampling depends on the request's earlier tokens, because a penalty is on."""
-        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
-
-    def of_choice(self, index: int) -> SamplingParams:
-        """Return the parameters of one of a prompt's ``n`` choices: choice ``index`` samples with seed + index.
-
-        The choices have one prompt, so only the first of them reports its log-probabilities.
-        """
-        if index == 0:
-            return self
-        seed = None if self.seed is None else (self.seed + index + 2**63) % 2**64 - 2**63
-        return msgspec.structs.replace(self, seed=seed, prompt_logprobs=None)
-
-    def check(self, vocab_size: int | None = None) -> None:
-        """Raise `InvalidRequestError`, which names the field, if a value is out of range or of a wrong type.
-
-        Without ``vocab_size``, a token id must only be an int32. Sizes are checked before values: the cost is bounded
-        whatever the fields contain.
-        """
-
-        def need(ok: bool, field: str, what: str) -> None:
-            if not ok:
-                raise InvalidRequestError(field, f"{field} must be {what}, got {_shorten(getattr(self, field))}.")
-
-        for field, most in (("stop_token_ids", self.MAX_STOP_TOKEN_IDS), ("logit_bias", self.MAX_BIAS)):
-            size = len(getattr(self, field)) if hasattr(getattr(self, field), "__len__") else 0
-            need(size <= most, field, f"at most {most} token ids")
-        stops_ok = not isinstance(self.stop, tuple | list) or len(self.stop) <= self.MAX_STOPS
-        need(stops_ok, "stop", f"at most {self.MAX_STOPS} strings")
-        stops = self.stop if isinstance(self.stop, tuple | list) else ()
-        short = all(not isinstance(stop, str) or len(stop) <= self.MAX_STOP_CHARS for stop in stops)
-        need(short, "stop", f"strings of at most {self.MAX_STOP_CHARS} characters")
-        try:
-            msgspec.convert(msgspec.structs.asdict(self), SamplingParams)
-        except msgspec.ValidationError as error:  # "Expected `int`, got `str` - at `$.stop[...]`"
-            field = re.sub(r"[`\[].*", "", str(error).rpartition("$.")[2])
-            raise InvalidRequestError(field, f"{error}.") from None
-        for field in ("max_tokens", "top_k", "logprob_start_len"):
-            need(getattr(self, field) < 2**31, field, "below 2^31")
-        for field in ("temperature", "top_p", "min_p", "repetition_penalty"):
-            need(math.isfinite(getattr(self, field)), field, "a finite number")
-        need(self.max_tokens >= 1, "max_tokens", "at least 1")
-        need(0.0 <= self.temperature <= 100.0, "temperature", "between 0 and 100")
-        need(self.top_k >= -1, "top_k", "-1 or 0 (off) or at least 1")
-        need(0.0 < self.top_p <= 1.0, "top_p", "above 0 and at most 1")
-        need(0.0 <= self.min_p <= 1.0, "min_p", "between 0 and 1")
-        need(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "a 64-bit integer")
-        need(1 <= self.n <= 128, "n", "between 1 and 128")
-        need(self.repetition_penalty > 0.0, "repetition_penalty", "above 0")
-        need(-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", "between -2 and 2")
-        need(-2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty", "between -2 and 2")
-        for field in ("logprobs", "prompt_logprobs"):
-            count = getattr(self, field)
-            need(count is None or 0 <= count <= self.MAX_LOGPROBS, field, f"between 0 and {self.MAX_LOGPROBS}")
-        need(self.logprob_start_len >= 0, "logprob_start_len", "at least 0")
-        salt_ok = self.cache_salt is None or 0 < len(self.cache_salt) <= self.MAX_SALT
-        need(salt_ok, "cache_salt", f"a string of 1 to {self.MAX_SALT} characters")
-        need(-(2**31) <= self.priority < 2**31, "priority", "a 32-bit integer")
-        need(all(self.stop), "stop", "strings that are not empty")
-        need(all(-100.0 <= b <= 100.0 for b in self.logit_bias.values()), "logit_bias", "between -100 and 100")
-        limit = 2**31 if vocab_size is None else vocab_size
-        inside = "token ids below " + ("2^31" if vocab_size is None else f"the vocabulary size {vocab_size}")
-        need(all(0 <= t < limit for t in self.stop_token_ids), "stop_token_ids", inside)
-        need(all(0 <= t < limit for t in self.logit_bias), "logit_bias", inside)
-
-
-def shorten(text: str, limit: int = 100) -> str:
-    """Return ``text`` for an error message: cut to ``limit`` characters, of which the last is then an ellipsis.
-
-    An error repeats at most 200 characters of a request: 100 in its message, and 100 in the name of the parameter.
-    """
-    return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-def _shorten(value: object) -> str:
-    """Return ``repr(value)``, cut to a length that fits into an error message."""
-    try:
-        return reprlib.repr(value)
-    except ValueError:  # Python prints no integer of more than 4,300 digits
-        return "a value that is too long to print"
-
-
 # ---- one step: everything that an engine, or a follower rank, receives --------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(msgspec.Struct, frozen=True, array_like=True):
     """A request that is admitted with this step: what the engine needs in order to sample for the request.
 
     ``prompt_ids`` and ``output_ids`` are the request's tokens before this step, int32 ``[tokens]``. They are set only
@@ -232,8 +103,7 @@ class TokenMasks(NamedTuple):
     bits: I32
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(msgspec.Struct, frozen=True, array_like=True):
     """The work of one forward pass. Immutable; owns its arrays, which share no memory with scheduler state.
 
     There are three kinds of rows, in this order, which every rank follows:
@@ -284,7 +154,7 @@ class Step:
 
     def encode(self) -> bytes:
         """Return the step as bytes (MessagePack), which rank 0 sends to the other ranks."""
-        return _step_encoder.encode([getattr(self, f.name) for f in fields(self)])
+        return _step_encoder.encode(self)
 
     @staticmethod
     def id_of(data: bytes) -> int:
@@ -294,15 +164,13 @@ class Step:
     @staticmethod
     def decode(data: bytes) -> Step:
         """Return the step that `encode` turned into ``data``. The step owns its arrays, which are copies."""
-        *values, page_table_updates, admissions, prompt_logprobs, late_sampling, rounds = _step_decoder.decode(data)
-        values += [tuple(page_table_updates), tuple(_decode_admission(raw) for raw in admissions)]
-        values += [tuple(PromptRange(*raw) for raw in prompt_logprobs), late_sampling, rounds]
-        return Step(*values)
+        return _step_decoder.decode(data)
 
 
-def _decode_admission(raw: dict[str, Any]) -> Admission:
-    params = msgspec.convert(raw.pop("params"), SamplingParams, str_keys=False)
-    return Admission(params=params, **raw)
+class _Head(msgspec.Struct, array_like=True):
+    """The first element of an encoded step; the others are skipped."""
+
+    id: int
 
 
 def _pack_array(obj: Any) -> Any:
@@ -313,6 +181,11 @@ def _pack_array(obj: Any) -> Any:
 
 def _unpack_array(code: int, data: memoryview) -> Any:
     return np.frombuffer(data, dtype=np.int32).copy()
+
+
+_step_encoder = msgspec.msgpack.Encoder(enc_hook=_pack_array)
+_step_decoder = msgspec.msgpack.Decoder(Step, ext_hook=_unpack_array)
+_head_decoder = msgspec.msgpack.Decoder(_Head)
 
 
 class StepResult(NamedTuple):
@@ -465,60 +338,36 @@ class Output(msgspec.Struct, array_like=True):
         return bool(self.uids or self.finished or self.prompt_logprobs)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Req:
-    """The state of one request. The scheduler changes it; observers only read it.
+    """The state of one request. The scheduler changes it; observers only read it."""
 
-    ``req_pool_idx`` is the request's row in the request pool while the request runs, and -1 while it waits or after it
-    has ended. ``finish_reason`` is None until the request ends. ``max_len`` is the largest number of tokens that the
-    request can have, prompt and output together.
-    """
+    uid: int
+    prompt_ids: I32
+    params: SamplingParams
+    arrival: int  # arrival number: 0, 1, 2, …; not a time
+    seed: int = 0
+    output_ids: list[int] = field(default_factory=list)
+    priority: int = 0  # lower is more urgent; `StarvationGuard` lowers it for a starved request
+    group: int = 0  # requests of one group share what one of no group (0) has: plugins/scheduler/guard.py
+    max_len: int = 0  # the largest number of tokens that it can have, prompt and output together
+    stop_ids: frozenset[int] = frozenset()
+    queued_at_step: int = 0  # the next step when it last entered the waiting queue
+    req_pool_idx: int = -1  # its row in the request pool while it runs; else -1
+    admission_order: int = -1  # number of the current admission over all requests; else -1
+    first_admission: bool = True  # whether it was never admitted so far
+    num_prompt_logprobs: int = 0  # prompt tokens whose log-probabilities were reported
+    num_cached_tokens: int = 0  # prompt tokens in the prefix cache at the first admission
+    num_cached_pages: int = 0  # leading pages in its page table that the cache owns
+    cache_handle: Any = None  # the cache's handle of these pages, locked while it runs
+    prefix_match: Any = None  # CacheManager's last match for it
+    finish_reason: FinishReason | None = None  # None until it ends
+    error: str = ""
 
-    __slots__ = (
-        "admission_order",
-        "arrival",
-        "cache_handle",
-        "error",
-        "finish_reason",
-        "first_admission",
-        "group",
-        "max_len",
-        "num_cached_pages",
-        "num_cached_tokens",
-        "num_prompt_logprobs",
-        "output_ids",
-        "params",
-        "prefix_match",
-        "priority",
-        "prompt_ids",
-        "queued_at_step",
-        "req_pool_idx",
-        "seed",
-        "stop_ids",
-        "uid",
-    )  # fmt: skip
-
-    def __init__(self, uid: int, prompt_ids: Sequence[int] | I32, params: SamplingParams, arrival: int, seed: int = 0):
-        self.uid = uid
-        self.prompt_ids: I32 = np.asarray(prompt_ids, np.int32)
-        self.output_ids: list[int] = []
-        self.params = params
-        self.arrival = arrival  # arrival number: 0, 1, 2, …; not a time
-        self.priority = params.priority  # lower is more urgent; `StarvationGuard` lowers it for a starved request
-        self.group = 0  # requests of one group share what one of no group (0) has: see plugins/scheduler/guard.py
-        self.seed = seed
-        self.max_len = len(self.prompt_ids) + params.max_tokens
-        self.stop_ids: frozenset[int] = frozenset()
-        self.queued_at_step = 0  # the next step when the request last entered the waiting queue
-        self.req_pool_idx = -1
-        self.admission_order = -1  # number of the current admission: 0, 1, 2, … over all requests; -1 while not running
-        self.first_admission = True  # whether the request was never admitted so far
-        self.num_prompt_logprobs = 0  # prompt tokens whose log-probabilities were reported
-        self.num_cached_tokens = 0  # prompt tokens that the prefix cache held at the first admission
-        self.num_cached_pages = 0  # leading pages in the page table that the prefix cache owns
-        self.cache_handle: Any = None  # prefix-cache handle of these pages, locked while the request runs
-        self.prefix_match: Any = None  # CacheManager's last match for this request
-        self.finish_reason: FinishReason | None = None
-        self.error = ""
+    def __post_init__(self) -> None:
+        self.prompt_ids = np.asarray(self.prompt_ids, np.int32)
+        self.priority = self.params.priority
+        self.max_len = len(self.prompt_ids) + self.params.max_tokens
 
     @property
     def urgency(self) -> tuple[int, int]:
@@ -547,16 +396,3 @@ class Req:
     def __repr__(self) -> str:
         state = f"running in row {self.req_pool_idx}" if self.req_pool_idx >= 0 else (self.finish_reason or "waiting")
         return f"Req({self.uid}, {len(self.prompt_ids)}+{len(self.output_ids)} tokens, {state})"
-
-
-_step_encoder = msgspec.msgpack.Encoder(enc_hook=_pack_array)
-_step_decoder = msgspec.msgpack.Decoder(ext_hook=_unpack_array)
-
-
-class _Head(msgspec.Struct, array_like=True):
-    """The first element of an encoded step; the others are skipped."""
-
-    id: int
-
-
-_head_decoder = msgspec.msgpack.Decoder(_Head)

@@ -24,8 +24,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
 from minisgl.config import Config
-from minisgl.core import SamplingParams, shorten
 from minisgl.message import Prompt
+from minisgl.sampling_params import SamplingParams, shorten
 from minisgl.server.dispatch import Dispatcher
 from minisgl.server.errors import CLIENT_CLOSED_REQUEST, ApiError
 from minisgl.server.extension import HttpExtension, overridden

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from minisgl.core import InvalidRequestError, SamplingParams, shorten
 from minisgl.message import ChatPrompt, Prompt, TextPrompt, TokensPrompt, pack_ids
+from minisgl.sampling_params import InvalidRequestError, SamplingParams, shorten
 from minisgl.server.errors import ApiError
 from minisgl.utils.json_file import is_neutral
 

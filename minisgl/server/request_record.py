@@ -19,8 +19,9 @@ from urllib.parse import quote
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from minisgl.core import Finished, SamplingParams, shorten
+from minisgl.core import Finished
 from minisgl.message import Delta
+from minisgl.sampling_params import SamplingParams, shorten
 
 log = logging.getLogger(__name__)
 

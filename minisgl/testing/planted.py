@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import msgspec
 import numpy as np
+from msgspec import structs
 
 from minisgl.core import (
     I32,
@@ -205,7 +205,9 @@ def step_shares_memory() -> Bug:
         step, reqs = real(self, rows)
         first = int(step.req_pool_indices[0])
         if np.array_equal(step.req_pool_indices, np.arange(first, first + step.rows)):
-            step = replace(step, num_computed_tokens=self.request_table.num_computed_tokens[first : first + step.rows])
+            step = structs.replace(
+                step, num_computed_tokens=self.request_table.num_computed_tokens[first : first + step.rows]
+            )
         return step, reqs
 
     return patch.object(Scheduler, "_build", build)
@@ -301,7 +303,7 @@ def rejected_token_in_history() -> Bug:
         right = real(req, with_tokens)
         if right.output_ids is None or not len(right.output_ids):
             return right
-        return replace(right, output_ids=np.append(right.output_ids, right.output_ids[-1]))
+        return structs.replace(right, output_ids=np.append(right.output_ids, right.output_ids[-1]))
 
     return patch.object(steps, "_admission", admission)
 
@@ -342,7 +344,7 @@ def same_row_twice() -> Bug:
     def build(self: Scheduler, rows: Sequence[tuple[int, int]]) -> tuple[Step, list[Req]]:
         step, reqs = real(self, rows)
         if step.num_verify and step.num_verify + step.num_decode == step.rows:
-            wrong = replace(
+            wrong = structs.replace(
                 step,
                 req_pool_indices=_repeat_last(step.req_pool_indices),
                 num_computed_tokens=_repeat_last(step.num_computed_tokens),
@@ -459,8 +461,8 @@ VERIFIED = [
 STOPPED = [
     job(uid, 9, 24, first=first, stop_token_ids=tuple(range(0, 50, 6))) for uid, first in ((1, 0), (2, 9), (3, 17))
 ]
-SCORED = [replace(j, params=msgspec.structs.replace(j.params, logprobs=0)) for j in VERIFIED]
-PENALISED = [replace(j, params=msgspec.structs.replace(j.params, presence_penalty=0.5)) for j in VERIFIED]
+SCORED = [replace(j, params=structs.replace(j.params, logprobs=0)) for j in VERIFIED]
+PENALISED = [replace(j, params=structs.replace(j.params, presence_penalty=0.5)) for j in VERIFIED]
 GRAMMARS = [replace(j, grammar=j.uid) for j in VERIFIED]
 FIRST_TURNS = [job(uid, 6 + uid, 24, first=8 * uid, stop_token_ids=tuple(range(0, 50, 3))) for uid in range(1, 5)]
 ABORTED_WHILE_VERIFYING = [replace(j, abort=j.arrive + 3 + j.uid) for j in VERIFIED] + [

@@ -289,7 +289,7 @@ def _continued(req: Req, first: int) -> list[int]:
 
 def running_request(uid: int, prompt: Sequence[int], row: int, salt: str | None = None, max_tokens: int = 1000) -> Req:
     """Return a request that runs in request-pool row ``row`` and has no output yet."""
-    req = Req(uid, prompt, SamplingParams(max_tokens=max_tokens, cache_salt=salt), uid)
+    req = Req(uid, np.asarray(prompt, np.int32), SamplingParams(max_tokens=max_tokens, cache_salt=salt), uid)
     req.req_pool_idx = row
     return req
 
@@ -299,7 +299,7 @@ def _serve(proposer: DraftProposer, uids: Iterable[int]) -> None:
     rows = _SPEC.max_running_requests
     for uid in uids:
         rng = random.Random(uid)
-        prompt = [rng.randrange(50) for _ in range(16)]
+        prompt = np.array([rng.randrange(50) for _ in range(16)], np.int32)
         req = Req(uid, prompt, SamplingParams(max_tokens=100, cache_salt=rng.choice([None, "a", str(uid)])), uid)
         for _ in range(1 + uid % 2):
             req.req_pool_idx = uid % rows

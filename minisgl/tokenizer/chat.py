@@ -23,7 +23,7 @@ import jinja2.sandbox
 from jinja2 import nodes
 from jinja2.parser import Parser
 
-from minisgl.core import InvalidRequestError, shorten
+from minisgl.sampling_params import InvalidRequestError, shorten
 
 Message = Mapping[str, Any]
 STAND_IN = "\ue000"

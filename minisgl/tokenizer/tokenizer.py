@@ -18,8 +18,8 @@ import tokenizers
 from tokenizers import AddedToken
 
 from minisgl.config import ConfigError
-from minisgl.core import InvalidRequestError, SamplingParams, shorten
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.sampling_params import InvalidRequestError, SamplingParams, shorten
 from minisgl.tokenizer.chat import STAND_IN, ChatTemplate, RenderedChat
 from minisgl.tokenizer.text_stream import ByteLevelStream, TextStream, WholeStream
 from minisgl.utils.json_file import read_json_if_present

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minisgl import hookimpl
 from minisgl.config import Config, ServerConfig
-from minisgl.core import shorten
+from minisgl.sampling_params import shorten
 from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension
 from minisgl.server.generate import Json

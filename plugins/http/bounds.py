@@ -13,8 +13,8 @@ import msgspec
 
 from minisgl import hookimpl
 from minisgl.config import Config, ServerConfig
-from minisgl.core import InvalidRequestError, SamplingParams, shorten
 from minisgl.message import Prompt
+from minisgl.sampling_params import InvalidRequestError, SamplingParams, shorten
 from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension
 from minisgl.server.protocol import check_chat_size

@@ -13,7 +13,7 @@ import msgspec
 
 from minisgl import hookimpl
 from minisgl.config import Config
-from minisgl.core import shorten
+from minisgl.sampling_params import shorten
 from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension
 from minisgl.server.protocol import ChatRequest, CompletionRequest, decode_field, unknown_parameter

@@ -7,12 +7,12 @@ import hmac
 import os
 import pickle
 import tracemalloc
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from minisgl.cluster.multi_node.frames import Beat, ChannelError, EndOfSteps, Frame, Session, StepFrame, Welcome
 from minisgl.core import Step

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from minisgl.core import PENDING, Admission, EngineDeadError, EngineSpec, SamplingParams, Step, TokenMasks
 from minisgl.testing import RULES, SimCounts, SimEngine, SimRequest, SimViolation, expected_output
@@ -458,7 +459,7 @@ def test_counts() -> None:
     sim = engine()
     run(sim, A_PREFILL, A_DECODE)
     counts = SimCounts(steps=2, rows=2, tokens=7, prompt_tokens=6, max_rows=1, max_tokens=6)
-    assert sim.counts == replace(counts, admissions={A: 1}, computed_by={A: 7})
+    assert sim.counts == dataclasses.replace(counts, admissions={A: 1}, computed_by={A: 7})
 
 
 def test_masks_of_a_wrong_shape() -> None:

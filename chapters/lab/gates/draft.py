@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
+
 from minisgl.chapters.lab.grader.conformance import conformance
 from minisgl.chapters.lab.grader.draft_texts import steps_of
 from minisgl.chapters.lab.grader.gate import Broken, Gate, Invalid, Stretch, Student
@@ -624,7 +626,7 @@ def turn_seconds(student: Student, length: int, start: int, promise: str) -> flo
     proposer = student.make(student.config(), spec=EngineSpec(16, 30_000, 4, length + 400, 2**16))
     rng = random.Random(length)
     text = [rng.randrange(60_000) for _ in range(length)]
-    req = _Counted(1, text[: length // 3], SamplingParams(max_tokens=length), 1)
+    req = _Counted(1, np.array(text[: length // 3], np.int32), SamplingParams(max_tokens=length), 1)
     req.output_ids = output = _Read(text[length // 3 :])  # it runs again after a retraction
     req.req_pool_idx = 0
     proposer.admitted(req)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+import numpy as np
+
 from minisgl.core import Req, SamplingParams
 from minisgl.plugins.speculation import DraftProposer
 
@@ -114,7 +116,7 @@ def replay(proposer: DraftProposer, prompt: list[int], answer: list[int], uid: i
 
     Raise ValueError if it returns more drafts than it may.
     """
-    req = Req(uid, prompt, SamplingParams(max_tokens=len(answer)), uid)
+    req = Req(uid, np.array(prompt, np.int32), SamplingParams(max_tokens=len(answer)), uid)
     req.req_pool_idx = 0
     proposer.admitted(req)
     steps = drafts = accepted = 0

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from minisgl.core import InvalidRequestError, shorten
+from minisgl.sampling_params import InvalidRequestError, shorten
 from minisgl.tokenizer import chat
 from minisgl.tokenizer.chat import Message, map_strings
 from minisgl.utils.json_file import is_neutral

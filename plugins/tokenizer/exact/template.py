@@ -19,7 +19,6 @@ from typing import Any, Protocol
 import jinja2
 import jinja2.meta
 
-from minisgl.core import InvalidRequestError, shorten
 from minisgl.plugins.tokenizer.exact.messages import (
     REASONING,
     Lost,
@@ -40,6 +39,7 @@ from minisgl.plugins.tokenizer.exact.template_source import (
     sought_texts,
     texts_below,
 )
+from minisgl.sampling_params import InvalidRequestError, shorten
 from minisgl.tokenizer import chat
 from minisgl.tokenizer.chat import ChatTemplate, Message, as_string, computed_with_special_tokens
 from minisgl.tokenizer.tokenizer import SPECIAL_TOKENS
