@@ -8,29 +8,28 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral
-from types import FrameType, TracebackType
 from typing import Any
 
 import msgspec
 import torch
 from tqdm import tqdm
 
-from minisgl.core import I32, EngineDeadError, FinishReason, InvalidRequestError, Logprobs, Output, SamplingParams
+from minisgl.core import I32, EngineDeadError, InvalidRequestError, SamplingParams
 from minisgl.engine.build import start_engine
 from minisgl.engine.setup import resolve_device
 from minisgl.models.generation_config import default_sampling_params, with_defaults
 from minisgl.models.resolve import resolve_model, warn_of_same_name
 from minisgl.options.compose import compose
+from minisgl.outputs import Choice, Outputs, RequestOutput
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.scheduler.build import build_scheduler
 from minisgl.tokenizer.detokenizer import Detokenizer
 from minisgl.tokenizer.tokenizer import build_tokenizer
-from minisgl.utils.openmp import THREADS_SPIN
+from minisgl.utils.interrupts import DeferredInterrupt
+from minisgl.utils.openmp import SPIN_WARNING, THREADS_SPIN
 
 __all__ = ["LLM", "Choice", "RequestOutput"]
 
@@ -38,63 +37,6 @@ log = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
-
-
-@dataclass
-class Choice:
-    """One continuation of a prompt.
-
-    A stop token is in ``token_ids`` but not in ``text``. A stop string is not in ``text``, but its tokens are in
-    ``token_ids``.
-    """
-
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    """None while the choice is being generated."""
-    logprobs: list[Logprobs] | None = None
-    """One entry for each of ``token_ids``, if the sampling parameters ask for log-probabilities."""
-
-
-@dataclass
-class RequestOutput:
-    """The output of one prompt so far: ``choices`` are its ``n`` continuations.
-
-    ``text``, ``token_ids``, ``finish_reason`` and ``logprobs`` are those of the first choice.
-    """
-
-    prompt_token_ids: list[int]
-    choices: list[Choice]
-    cached_tokens: int = 0
-    """How many prompt tokens of the first choice had their KV in the prefix cache. 0 until that choice has ended."""
-    request_id: int = -1
-    """The number that `LLM.add_request` returned."""
-    prompt_logprobs: list[Logprobs | None] | None = None
-    """One entry for each prompt token so far, if the sampling parameters ask for them.
-
-    None for the first token and for those before ``logprob_start_len``.
-    """
-
-    @property
-    def finished(self) -> bool:
-        """Whether every choice has ended."""
-        return all(choice.finish_reason is not None for choice in self.choices)
-
-    @property
-    def text(self) -> str:
-        return self.choices[0].text
-
-    @property
-    def token_ids(self) -> list[int]:
-        return self.choices[0].token_ids
-
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        return self.choices[0].finish_reason
-
-    @property
-    def logprobs(self) -> list[Logprobs] | None:
-        return self.choices[0].logprobs
 
 
 class LLM:
@@ -120,7 +62,7 @@ class LLM:
         )
         defaults = default_sampling_params(self.config, path)
         self._default_params = with_defaults(defaults)
-        self._outputs = _Outputs(Detokenizer(self.tokenizer))
+        self._outputs = Outputs(Detokenizer(self.tokenizer))
         self._changed: dict[int, RequestOutput] = {}  # what the next `step` returns
         self._lock = threading.RLock()
         self._next_uid = 0
@@ -138,18 +80,12 @@ class LLM:
             self.engine.close()
             raise
         if THREADS_SPIN and resolve_device(self.config, 0).type == "cpu" and torch.get_num_threads() > 1:
-            log.warning(
-                "torch was imported before minisgl, so its threads spin while they wait for each other: where other "
-                "programs use the CPU too, this LLM can be several times slower. Import minisgl before torch, or set "
-                "OMP_WAIT_POLICY=PASSIVE in the environment of Python."
-            )
+            log.warning(SPIN_WARNING)
 
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -157,7 +93,7 @@ class LLM:
         with self._lock:
             if self._closed is None:
                 self._closed = RuntimeError, "this LLM was closed; make another one"
-            with _DeferredInterrupt():
+            with DeferredInterrupt():
                 self._release()
 
     def _release(self) -> None:
@@ -235,18 +171,9 @@ class LLM:
         be served.
         """
         outputs: list[RequestOutput] = []
-        with self._lock:
-            self._check_open()
-            try:
-                ids = self._encode(prompt, "the prompt")
-                with _DeferredInterrupt():
-                    self._add([ids], self._params(params, 1), outputs)
-                return outputs[0].request_id
-            except BaseException as error:
-                # Python runs no signal handler between the exception and this assignment.
-                consistent, self._consistent = self._consistent, False
-                self._recover(error, outputs, consistent)
-                raise
+        with self._call(outputs):
+            self._add([self._encode(prompt, "the prompt")], self._params(params, 1), outputs)
+        return outputs[0].request_id
 
     def step(self) -> list[RequestOutput]:
         """Run one turn of the scheduler and return the output of each request that gained tokens or ended.
@@ -256,34 +183,21 @@ class LLM:
         `EngineDeadError` if a device or a rank fails.
         """
         with self._lock:
-            self._check_open()
-            try:
-                with _DeferredInterrupt():
-                    self._turn()
-                changed, self._changed = list(self._changed.values()), {}
-                return changed
-            except BaseException as error:
-                if not self._consistent:
-                    self._close_after(error)
-                raise
+            with self._call():
+                self._turn()
+            changed, self._changed = list(self._changed.values()), {}
+            return changed
 
     def abort_request(self, request_id: int) -> None:
         """End a request early. The next `step` returns its output so far, with the finish reason ``abort``.
 
         A request id that is unknown, or whose request has ended, is ignored.
         """
-        with self._lock:
-            self._check_open()
-            try:
-                with _DeferredInterrupt():
-                    self._consistent = False
-                    for uid in self._outputs.uids_of(request_id):
-                        self.scheduler.abort_request(uid)
-                    self._consistent = True
-            except BaseException as error:
-                if not self._consistent:
-                    self._close_after(error)
-                raise
+        with self._call():
+            self._consistent = False
+            for uid in self._outputs.uids_of(request_id):
+                self.scheduler.abort_request(uid)
+            self._consistent = True
 
     def has_unfinished_requests(self) -> bool:
         """Return whether `step` has outputs left to deliver."""
@@ -327,26 +241,16 @@ class LLM:
 
     # ---- running ------------------------------------------------------------------------------------
 
-    def _run(
-        self, prompts: list[list[int]], params: list[SamplingParams], progress: bool | None
-    ) -> list[RequestOutput]:
+    def _run(self, prompts: list[list[int]], params: list[SamplingParams], bar: bool | None) -> list[RequestOutput]:
         outputs: list[RequestOutput] = []
-        with self._lock:
-            self._check_open()
-            try:
-                with _DeferredInterrupt() as interrupt:
-                    self._add(prompts, params, outputs)
-                    self._finish(outputs, interrupt, progress)
-                    for output in outputs:  # these outputs belong to the caller of `generate`, not to the next `step`
-                        self._changed.pop(output.request_id, None)
-                return outputs
-            except BaseException as error:
-                # Python runs no signal handler between the exception and this assignment.
-                consistent, self._consistent = self._consistent, False
-                self._recover(error, outputs, consistent)
-                raise
+        with self._call(outputs) as interrupt:
+            self._add(prompts, params, outputs)
+            self._finish(outputs, interrupt, bar)
+            for output in outputs:  # these outputs belong to the caller of `generate`, not to the next `step`
+                self._changed.pop(output.request_id, None)
+        return outputs
 
-    def _finish(self, outputs: list[RequestOutput], interrupt: _DeferredInterrupt, progress: bool | None) -> None:
+    def _finish(self, outputs: list[RequestOutput], interrupt: DeferredInterrupt, progress: bool | None) -> None:
         """Run turns until each of these outputs is finished."""
         ended = {output.request_id: 0 for output in outputs}  # request id → choices that have ended
         unfinished = set(ended)
@@ -381,15 +285,13 @@ class LLM:
                     name = f"prompt {i}: " if len(prompts) > 1 else ""
                     raise InvalidRequestError(error.field, name + error.message, error.code) from None
 
-    def _add_choice(
-        self, output: RequestOutput, k: int, prompt_ids: Sequence[int] | I32, params: SamplingParams
-    ) -> I32:
+    def _add_choice(self, output: RequestOutput, k: int, ids: Sequence[int] | I32, params: SamplingParams) -> I32:
         """Queue one choice. Return the scheduler's copy of the prompt, which the next choices share."""
         params = msgspec.structs.replace(params, n=1)
         uid, self._next_uid = self._next_uid, self._next_uid + 1
         self._consistent = False
         try:
-            self.scheduler.add_request(uid, prompt_ids, params)
+            self.scheduler.add_request(uid, ids, params)
         except Exception:
             self._consistent = uid not in self.scheduler.requests  # refused before anything changed
             raise
@@ -416,14 +318,31 @@ class LLM:
             self.scheduler.step()
         return changed
 
+    @contextlib.contextmanager
+    def _call(self, outputs: Sequence[RequestOutput] = ()) -> Iterator[DeferredInterrupt]:
+        """Let one call at a time change the scheduler. Ctrl-C waits for the end of the body, or for `deliver`.
+
+        After an exception, what is left of ``outputs`` is cancelled, or this LLM is closed if a turn was broken off.
+        """
+        with self._lock:
+            self._check_open()
+            try:
+                with DeferredInterrupt() as interrupt:
+                    yield interrupt
+            except BaseException as error:
+                # Python runs no signal handler between the exception and this assignment.
+                consistent, self._consistent = self._consistent, False
+                self._recover(error, outputs, consistent)
+                raise
+
     # ---- after an exception -------------------------------------------------------------------------
 
-    def _recover(self, error: BaseException, outputs: list[RequestOutput], consistent: bool) -> None:
+    def _recover(self, error: BaseException, outputs: Sequence[RequestOutput], consistent: bool) -> None:
         """Cancel what is left of these requests after an exception, or close this LLM if a turn was broken off.
 
         After a KeyboardInterrupt, the next Ctrl-C is the second one: it is not deferred, and closes this LLM.
         """
-        defer = contextlib.nullcontext() if isinstance(error, KeyboardInterrupt) else _DeferredInterrupt()
+        defer = contextlib.nullcontext() if isinstance(error, KeyboardInterrupt) else DeferredInterrupt()
         try:
             if consistent and self._closed is None:
                 with defer:
@@ -435,7 +354,7 @@ class LLM:
             if not self._consistent:
                 self._close_after(error)
 
-    def _cancel(self, outputs: list[RequestOutput]) -> None:
+    def _cancel(self, outputs: Sequence[RequestOutput]) -> None:
         """Abort what is left of these requests, and drop their outputs: `step` does not return them."""
         request_ids = {output.request_id for output in outputs}
         uids = [uid for uid, (output, _) in self._outputs.open.items() if output.request_id in request_ids]
@@ -454,7 +373,7 @@ class LLM:
             kind = EngineDeadError if isinstance(error, EngineDeadError) else RuntimeError
             self._closed = kind, f"this LLM was closed after {cause}; make another one"
         self._consistent = True
-        self._outputs = _Outputs(Detokenizer(self.tokenizer))
+        self._outputs = Outputs(Detokenizer(self.tokenizer))
         self._changed.clear()
         if isinstance(error, Exception):  # unlike KeyboardInterrupt, it leaves the requests in order
             try:
@@ -465,109 +384,6 @@ class LLM:
             self._release()
         except Exception:
             log.warning("the engine could not be closed", exc_info=True)
-
-
-class _DeferredInterrupt:
-    """A context in which SIGINT (Ctrl-C) waits until `deliver` is called or the context ends.
-
-    Then the handler that was installed before is called; Python's own raises KeyboardInterrupt. A second SIGINT that
-    arrives while one waits calls that handler at once. In threads other than the main thread the context does nothing,
-    because Python runs signal handlers in the main thread; the same holds if no handler written in Python is installed.
-    """
-
-    def __init__(self) -> None:
-        self._previous: Callable[[int, FrameType | None], Any] | None = None
-        self._waiting: tuple[int, FrameType | None] | None = None
-
-    def __enter__(self) -> _DeferredInterrupt:
-        if threading.current_thread() is threading.main_thread():
-            previous = signal.getsignal(signal.SIGINT)
-            if callable(previous):
-                self._previous = previous
-                signal.signal(signal.SIGINT, self._handle)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._restore()
-        self.deliver()
-
-    def deliver(self) -> bool:
-        """Call the previous handler if a SIGINT waits. Return whether it was called."""
-        waiting, self._waiting = self._waiting, None
-        if waiting is None or self._previous is None:
-            return False
-        self._previous(*waiting)
-        return True
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        assert self._previous is not None
-        if self._waiting is None:
-            self._waiting = (number, frame)
-            return
-        try:
-            self._previous(number, frame)
-        except BaseException:
-            self._restore()
-            self._waiting = None  # this exception stands for both
-            raise
-
-    def _restore(self) -> None:
-        if self._previous is not None:
-            found = signal.signal(signal.SIGINT, self._previous)
-            if found != self._handle:  # another handler was installed in this context: keep it
-                signal.signal(signal.SIGINT, found)
-
-
-class _Outputs:
-    """The outputs of the requests that the scheduler is computing."""
-
-    def __init__(self, detokenizer: Detokenizer):
-        self._detokenizer = detokenizer
-        self.open: dict[int, tuple[RequestOutput, int]] = {}  # uid → (output, index of the choice)
-
-    def expect(self, uid: int, output: RequestOutput, choice: int, params: SamplingParams) -> None:
-        """Expect the tokens of one choice."""
-        self.open[uid] = (output, choice)
-        self._detokenizer.add_request(uid, output.prompt_token_ids, params)
-
-    def uids_of(self, request_id: int) -> list[int]:
-        """Return the uids of a request's choices that have not ended."""
-        return [uid for uid, (output, _) in self.open.items() if output.request_id == request_id]
-
-    def book(self, out: Output) -> tuple[list[RequestOutput], list[int]]:
-        """Add a turn's tokens to the outputs.
-
-        Return the outputs that changed, and the uids whose text reached a stop string: the scheduler must abort them.
-        """
-        for uid, entries in out.prompt_logprobs.items():
-            prompt_logprobs = self.open[uid][0].prompt_logprobs
-            assert prompt_logprobs is not None
-            prompt_logprobs.extend(Logprobs(*entry) for entry in entries)
-        logprobs: dict[int, list[Logprobs]] = {}  # by uid, one entry for each of its tokens in this turn
-        for index, entry in sorted(out.logprobs.items()):
-            logprobs.setdefault(out.uids[index], []).append(Logprobs(*entry))
-        changed: dict[int, RequestOutput] = {}
-        stopped = []
-        for delta in self._detokenizer.feed(out):
-            output, k = self.open[delta.uid]
-            changed[output.request_id] = output
-            choice = output.choices[k]
-            choice.text += delta.text
-            choice.token_ids += delta.tokens
-            if choice.logprobs is not None:  # tokens behind a stop string are not in the delta
-                choice.logprobs += logprobs.get(delta.uid, [])[: len(delta.tokens)]
-            end = delta.finish
-            if end is None:
-                if delta.matched_stop is not None:
-                    stopped.append(delta.uid)
-                continue
-            choice.finish_reason = end.finish_reason
-            if k == 0:
-                output.cached_tokens = end.cached_tokens
-            del self.open[delta.uid]
-        return list(changed.values()), stopped
 
 
 def _bar(total: int, progress: bool | None) -> Any:

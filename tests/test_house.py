@@ -26,6 +26,7 @@ LAYERS = (
     {"models"},
     {"engine", "scheduler"},
     {"tokenizer"},
+    {"outputs"},
     {"server", "llm"},
     {"cluster"},
     {"trace"},

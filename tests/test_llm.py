@@ -19,7 +19,7 @@ from minisgl import LLM, SamplingParams
 from minisgl.config import ConfigError
 from minisgl.core import EngineDeadError, Finished, InvalidRequestError, Logprobs, Output, Step
 from minisgl.engine import ranks
-from minisgl.llm import Choice, RequestOutput, _Outputs
+from minisgl.outputs import Choice, Outputs, RequestOutput
 from minisgl.plugins.speculation.ngram import NgramProposer
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.tokenizer.detokenizer import Detokenizer
@@ -156,7 +156,7 @@ def test_several_tokens_of_a_request_in_one_turn(llm: LLM) -> None:
     assert llm.tokenizer is not None
     ids = llm.tokenizer.encode("wxyz", add_special_tokens=False)
     assert len(ids) == 4
-    outputs = _Outputs(Detokenizer(llm.tokenizer))
+    outputs = Outputs(Detokenizer(llm.tokenizer))
     two, one = RequestOutput([5], [Choice(logprobs=[]), Choice(logprobs=[])]), RequestOutput([6], [Choice()], 0, 1)
     params = SamplingParams(max_tokens=9, stop=("y",), logprobs=0)
     outputs.expect(5, two, 0, params)
@@ -185,7 +185,7 @@ def test_several_tokens_of_a_request_in_one_turn(llm: LLM) -> None:
 
 
 def test_prompt_logprobs_are_collected(llm: LLM) -> None:
-    outputs, output = _Outputs(Detokenizer(llm.tokenizer)), RequestOutput([5, 6, 7], [Choice()])
+    outputs, output = Outputs(Detokenizer(llm.tokenizer)), RequestOutput([5, 6, 7], [Choice()])
     output.prompt_logprobs = [None]
     outputs.expect(1, output, 0, SamplingParams(prompt_logprobs=1))
     outputs.book(Output(prompt_logprobs={1: [(-1.0, (4,), (-0.5,))]}))

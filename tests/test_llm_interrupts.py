@@ -30,7 +30,7 @@ from minisgl.testing.sim import SimEngine
 from minisgl.testing.truth import SimRequest
 
 ROOT = Path(minisgl.__file__).parent
-FILES = (f"{ROOT}/llm.py", f"{ROOT}/scheduler/", f"{ROOT}/engine/")
+FILES = (f"{ROOT}/llm.py", f"{ROOT}/outputs.py", f"{ROOT}/scheduler/", f"{ROOT}/engine/")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 TWO = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True, n=2, logprobs=0)
 PROMPTS = [[5, 6, 7], list(range(30, 50)), [9] * 5]
@@ -87,13 +87,14 @@ def make(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], L
 def trace_lines(call: Callable[[], Any], actions: dict[int, Callable[[], None]]) -> int:
     """Run ``call``, and each action before the line with its number. Return how many lines of `FILES` ran.
 
-    Lines where no exception can arise are not counted: those of `_DeferredInterrupt` and of the ``with`` statements
+    Lines where no exception can arise are not counted: those of `DeferredInterrupt` and of the ``with`` statements
     that use it, which hold the exception back, and two where CPython runs no signal handler: the end of ``with
     self._lock``, before the lock is released, and the beginning of the ``except`` clauses that mark the LLM as
     inconsistent.
     """
     excluded = (
-        "with _DeferredInterrupt()",
+        "with DeferredInterrupt()",
+        "with self._call(",
         "with self._lock",
         "except BaseException as error",
         "consistent, self._consistent =",
@@ -112,7 +113,7 @@ def trace_lines(call: Callable[[], Any], actions: dict[int, Callable[[], None]])
 
     def trace_call(frame: FrameType, _event: str, _: Any) -> Any:
         code = frame.f_code
-        if not code.co_filename.startswith(FILES) or "_DeferredInterrupt" in code.co_qualname:
+        if not code.co_filename.startswith(FILES):
             return None
         return trace_frame
 

@@ -25,3 +25,8 @@ def _wait_passively() -> bool:
 
 THREADS_SPIN = _wait_passively()
 """Whether torch was imported before minisgl, without a setting of how its threads wait: then they spin."""
+SPIN_WARNING = (
+    "torch was imported before minisgl, so its threads spin while they wait for each other: where other programs use "
+    "the CPU too, this LLM can be several times slower. Import minisgl before torch, or set OMP_WAIT_POLICY=PASSIVE in "
+    "the environment of Python."
+)
