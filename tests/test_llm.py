@@ -18,8 +18,8 @@ import transformers
 from minisgl import LLM, SamplingParams
 from minisgl.config import ConfigError
 from minisgl.core import EngineDeadError, Finished, InvalidRequestError, Logprobs, Output, Step
-from minisgl.engine import ranks
 from minisgl.outputs import Choice, Outputs, RequestOutput
+from minisgl.plugins.ranks.children import GRACE
 from minisgl.plugins.speculation.ngram import NgramProposer
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.tokenizer.detokenizer import Detokenizer
@@ -465,7 +465,7 @@ def test_promise_7_ranks_follow_and_end_with_rank_zero(llm: LLM, path: Path) -> 
         sampled = SamplingParams(temperature=1.0, seed=3, max_tokens=12, logprobs=1, frequency_penalty=0.5)
         drawn = ranked.generate(prompts, sampled)
         start = time.monotonic()
-    assert time.monotonic() - start < ranks.GRACE
+    assert time.monotonic() - start < GRACE
     assert children() == before
     assert torch.get_num_threads() == threads
     assert got == [output.token_ids for output in llm.generate(prompts, GREEDY)]

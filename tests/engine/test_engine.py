@@ -7,13 +7,13 @@ import json
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from minisgl import LLM, SamplingParams
 from minisgl.config import ConfigError

@@ -7,12 +7,12 @@ drafts again from the tokens that it keeps of each request. Without it, every st
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from minisgl.core import I32, PENDING, Admission, Step, StepResult, TokenMasks
