@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import fastapi
 import msgspec
 from fastapi import FastAPI, Request, Response
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
@@ -46,7 +44,6 @@ BODY_BYTES_PER_TOKEN = 64
 SMALL_BODY = 2**16
 """The largest size of a body, in bytes, that is parsed in the event loop's thread."""
 
-_MEDIA = "unsupported_media_type"
 GET_OR_HEAD = ["GET", "HEAD"]
 
 
@@ -68,6 +65,7 @@ class Api:
         self.config, self.dispatcher, self.extensions, self.launcher = config, dispatcher, extensions, launcher
         self.model = config.server.served_model_name or config.model
         self.sampling_defaults = sampling_defaults
+        self._check_headers = overridden(extensions, "check_headers")
         self._check_fields = overridden(extensions, "check_fields")
         self._check_body = overridden(extensions, "check_body")
         self._admit, self._watch = overridden(extensions, "admit"), overridden(extensions, "watch")
@@ -80,7 +78,8 @@ class Api:
 
         Raise `ApiError` for a wrong body. A large body is parsed in another thread.
         """
-        check_body_headers(request.headers)
+        for check_headers in self._check_headers:
+            check_headers(request.headers)
         max_seq_len = self.dispatcher.max_seq_len
         body = await read_body(request, self.config.server.max_body or default_max_body(max_seq_len))
 
@@ -130,10 +129,7 @@ class Api:
         *,
         max_tokens_from_context: bool = False,
     ) -> Stream:
-        """Submit the prompts, and return the stream of their replies. Raise `ApiError` for a refusal.
-
-        The request ends with an error after ``server.request_timeout``.
-        """
+        """Submit the prompts, and return the stream of their replies. Raise `ApiError` for a refusal."""
         record = record_of(request.scope)
         for admit in self._admit:
             admit(prompts, params, record)
@@ -141,20 +137,7 @@ class Api:
         record.stream, stream.arrival = stream, record.arrival
         stream.chat, stream.response_id = builder.chat, builder.id
         stream.listeners = [listener for watch in self._watch if (listener := watch(stream)) is not None]
-        timeout = self.config.server.request_timeout
-        if timeout is not None:
-            expire = asyncio.get_running_loop().call_later
-            stream.timer = expire(timeout - record.seconds, self.dispatcher.expire, stream, _too_long(timeout))
         return stream
-
-    async def query(self, reply: Awaitable[T]) -> T:
-        """Wait for the reply of a worker. Raise `ApiError` (504) after ``server.request_timeout``."""
-        timeout = self.config.server.request_timeout
-        try:
-            async with asyncio.timeout(timeout):
-                return await reply
-        except TimeoutError:
-            raise ApiError(504, _too_long(timeout)) from None
 
     def _find_room(self, client: str, count: int, missing: int, num_open: Mapping[Stream, int]) -> Sequence[Stream]:
         made = (extension.make_room(client, count, missing, num_open) for extension in self.extensions)
@@ -290,31 +273,6 @@ def is_authorized(given: str, api_key: str | None) -> bool:
 def default_max_body(max_seq_len: int) -> int:
     """Return the default of ``server.max_body`` for a server that allows ``max_seq_len`` tokens a request."""
     return max(MIN_BODY, BODY_BYTES_PER_TOKEN * max_seq_len)
-
-
-def _too_long(timeout: float | None) -> str:
-    return f"The request took longer than {timeout or 0:g} s (server.request_timeout)."
-
-
-def check_body_headers(headers: Headers) -> None:
-    """Raise `ApiError` unless the headers of a request describe a JSON body that is not compressed.
-
-    A request without ``Content-Type`` is taken for JSON.
-    """
-    kind, _, parameters = headers.get("content-type", "application/json").lower().partition(";")
-    charset = re.search(r"charset\s*=\s*\"?([^\s;\"]*)", parameters)
-    if kind.strip() != "application/json" or (charset and charset[1] not in ("utf-8", "utf8", "us-ascii")):
-        given = shorten(repr(headers["content-type"]))
-        message = f"The Content-Type is {given}, but the body must be JSON in UTF-8. Send the header Content-Type: "
-        raise ApiError(415, f"{message}application/json (curl: -H 'Content-Type: application/json').", code=_MEDIA)
-    encoding = headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in ("", "identity"):
-        message = f"The Content-Encoding {shorten(repr(encoding))} is not supported: send the body uncompressed."
-        raise ApiError(415, message, code=_MEDIA, headers={"accept-encoding": "identity"})
-    coding = headers.get("transfer-encoding", "chunked").strip().lower()
-    if coding != "chunked":
-        message = f"The Transfer-Encoding {shorten(repr(coding))} is not supported, only 'chunked'."
-        raise ApiError(501, message)
 
 
 async def read_body(request: Request, limit: int, on_part: Callable[[int], None] | None = None) -> bytes:

@@ -189,7 +189,7 @@ class Dispatcher:
         if not ended:
             raise self._overloaded()
         for stream in ended:
-            self._end(stream, DISPLACED, 503)
+            self.end(stream, DISPLACED, 503)
 
     def abort(self, stream: Stream) -> None:
         """Abort the stream's open requests. Nothing happens if all of them have had their final reply.
@@ -202,11 +202,7 @@ class Dispatcher:
             self._check_idle()
             self._tokenizers[stream.tokenizer].send(Abort(open_uids))
 
-    def expire(self, stream: Stream, message: str) -> None:
-        """Abort the stream's open requests, and end each of them with an error (504): they took too long."""
-        self._end(stream, message, 504)
-
-    def _end(self, stream: Stream, message: str, status: int) -> None:
+    def end(self, stream: Stream, message: str, status: int) -> None:
         """Abort the stream's open requests, and end each of them with an error."""
         open_uids = [uid for uid in stream.uids if uid in self._requests]
         for uid in open_uids:

@@ -21,6 +21,7 @@ from minisgl.plugin_manager.discovery import submodules
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
+    from starlette.datastructures import Headers
     from starlette.types import ASGIApp
 
     from minisgl.plugin_manager.manager import PluginManager
@@ -31,7 +32,7 @@ FOLDER = "minisgl.plugins.http"
 """The package of the shipped extensions."""
 CORE_OPTIONS = frozenset(
     {"host", "port", "tokenizers", "api_key", "served_model_name", "max_queued", "max_body", "drain_timeout",
-     "request_timeout", "extensions"}
+     "extensions"}
 )  # fmt: skip
 """The options of `ServerConfig` that work without an extension."""
 
@@ -75,6 +76,9 @@ class HttpExtension:
     def wrap(self, app: ASGIApp) -> ASGIApp:
         """Return an ASGI application around ``app``, all routes of the server. Called once."""
         return app
+
+    def check_headers(self, headers: Headers) -> None:
+        """Check the headers of a request before its body is read. Raise `ApiError` to refuse it."""
 
     def check_fields(self, kind: type, fields: dict[str, msgspec.Raw]) -> None:
         """Check the parameters of a body of type ``kind`` before they are decoded. Raise `ApiError` to refuse them.

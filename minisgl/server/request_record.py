@@ -46,7 +46,6 @@ class Stream:
         self.uids, self.tokenizer, self.client, self.params = uids, tokenizer, client, params
         self.arrival, self.chat, self.response_id = time.monotonic(), False, ""
         self.listeners: Sequence[Callable[[int, Delta], None]] = ()
-        self.timer: asyncio.TimerHandle | None = None  # aborts the requests after server.request_timeout
         self.ends: list[Finished | None] = [None] * len(uids)
         self.error = ""
         self.output_tokens = 0
@@ -113,9 +112,7 @@ class Stream:
     # ---- after the response --------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop the timer. A request without an end counts as aborted."""
-        if self.timer is not None:
-            self.timer.cancel()
+        """End: a request without an end counts as aborted."""
         if None in self.ends:
             self.error = self.error or "The client disconnected."
 

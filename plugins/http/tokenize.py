@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable
 from typing import Any
 
 import msgspec
@@ -15,6 +17,7 @@ from minisgl.message import (
     Prompt,
     TextPrompt,
     TokenizeRequest,
+    TokenizerReply,
     TokensPrompt,
     unpack_ids,
 )
@@ -71,14 +74,14 @@ class TokenizeRoutes(HttpExtension):
     """The two routes."""
 
     def add_routes(self, router: APIRouter, api: Api) -> None:
-        dispatcher = api.dispatcher
+        dispatcher, config = api.dispatcher, api.config.server
 
         @router.post("/tokenize")
         async def tokenize(request: Request) -> Response:
             body, prompt = await api.read(request, TokenizeBody, TokenizeBody.to_prompt)
             api.check_model(body.model)
             query = dispatcher.ask_tokenizer(lambda uid: TokenizeRequest(uid, prompt, body.return_token_strs))
-            reply = await api.query(query)
+            reply = await in_time(query, config.request_timeout)
             tokens = unpack_ids(reply.ids).tolist()
             result = {"count": len(tokens), "max_model_len": dispatcher.max_seq_len, "tokens": tokens}
             return Json({**result, "token_strs": reply.token_strs} if body.return_token_strs else result)
@@ -88,7 +91,8 @@ class TokenizeRoutes(HttpExtension):
             limit = dispatcher.max_seq_len
             body, prompt = await api.read(request, DetokenizeBody, lambda body: check_tokens(body, limit))
             api.check_model(body.model)
-            reply = await api.query(dispatcher.ask_tokenizer(lambda uid: DetokenizeRequest(uid, prompt.ids)))
+            query = dispatcher.ask_tokenizer(lambda uid: DetokenizeRequest(uid, prompt.ids))
+            reply = await in_time(query, config.request_timeout)
             return Json({"prompt": reply.text})
 
 
@@ -99,3 +103,13 @@ def check_tokens(body: DetokenizeBody, max_seq_len: int) -> TokensPrompt:
     except InvalidRequestError as error:
         raise ApiError.from_invalid(error) from None
     return tokens_prompt(body.tokens, "tokens")
+
+
+async def in_time(reply: Awaitable[TokenizerReply], seconds: float | None) -> TokenizerReply:
+    """Wait for the reply of a tokenizer. Raise `ApiError` (504) after ``seconds``."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await reply
+    except TimeoutError:
+        message = f"The request took longer than {seconds or 0:g} s (server.request_timeout)."
+        raise ApiError(504, message) from None

@@ -15,7 +15,8 @@ import uvicorn
 
 from minisgl.config import Config, ConfigError, ServerConfig
 from minisgl.plugins.http.connections import uvicorn_options
-from minisgl.server.request_record import RequestMiddleware, RequestRecord, request_id
+from minisgl.plugins.http.timeout import Timeout
+from minisgl.server.request_record import RequestMiddleware, RequestRecord, Stream, request_id
 from minisgl.utils.log import JsonFormatter, TextFormatter
 
 RunApp = Callable[..., None]
@@ -346,8 +347,16 @@ def test_request_timeout_of_queries(run_app: RunApp, route: str) -> None:
     run_app(test, silent=True, request_timeout=0.2)
 
 
-def test_timer_of_a_fast_request_is_cancelled(run_app: RunApp) -> None:
+def test_timer_of_a_fast_request_is_cancelled(run_app: RunApp, monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[RequestRecord] = []
+    timers: list[asyncio.TimerHandle] = []
+    watch = Timeout.watch
+
+    def keep(self: Timeout, stream: Stream) -> None:
+        watch(self, stream)
+        timers.append(self.timers[stream])
+
+    monkeypatch.setattr(Timeout, "watch", keep)
 
     async def test(server: Any) -> None:
         async with server.client() as client:
@@ -356,8 +365,8 @@ def test_timer_of_a_fast_request_is_cancelled(run_app: RunApp) -> None:
 
     run_app(test, request_timeout=5000.0, on_end=[ended.append])
     assert ended[0].stream is not None
-    assert ended[0].stream.timer is not None
-    assert ended[0].stream.timer.cancelled()
+    (timer,) = timers
+    assert timer.cancelled()
 
 
 # ---- CORS, root path, HEAD ---------------------------------------------------------------------------------
