@@ -280,16 +280,19 @@ async def read_body(request: Request, limit: int, on_part: Callable[[int], None]
 
     ``on_part(size)`` is called with the bytes of each part that arrives. It may raise `ApiError`.
     """
-    too_large = ApiError(413, f"The body is larger than {limit} bytes (server.max_body).", code="request_too_large")
+
+    def too_large() -> ApiError:
+        return ApiError(413, f"The body is larger than {limit} bytes (server.max_body).", code="request_too_large")
+
     length = request.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > limit):
-        raise too_large
+        raise too_large()
     body = bytearray()
     try:
         async for part in request.stream():
             body += part
             if len(body) > limit:
-                raise too_large
+                raise too_large()
             if on_part is not None:
                 on_part(len(part))
     except ClientDisconnect:

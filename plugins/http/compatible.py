@@ -1,7 +1,7 @@
 """What other servers of the OpenAI API support and minisgl does not: parameters, and encodings of bodies.
 
-A client may send such a parameter with a value that asks for nothing (`NEUTRAL`). With any other value, it is refused by
-name.
+A client may send such a parameter with a value that asks for nothing (`NEUTRAL`). With any other value, it is refused
+by name.
 """
 
 from __future__ import annotations
