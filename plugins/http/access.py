@@ -9,7 +9,8 @@ the server looks at two headers that a page can't set:
 - ``Host`` must not be the name of a site in the internet, if the server listens at a loopback address. Such a site
   could let its name resolve to 127.0.0.1 (DNS rebinding), and its pages would be of the same origin as the server.
 
-With an API key, neither is checked: a page of another site does not have the key.
+With an API key, neither is checked: a page of another site does not have the key. In any case a body must be JSON, as
+its ``Content-Type`` says, and not compressed.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from minisgl.server.generate import Json
 from minisgl.server.request_record import record_of
 from minisgl.server.serve import is_loopback
 
+_MEDIA = "unsupported_media_type"
 _HOST = re.compile(r"(\[[0-9a-f:.%]+\]|[^:\[\]]*)(?::([0-9]*))?")
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
 
@@ -46,6 +48,26 @@ class Access(HttpExtension):
 
     def __init__(self, server: ServerConfig):
         self._server = server
+
+    def check_headers(self, headers: Headers) -> None:
+        """Raise `ApiError` unless the headers of a request describe a JSON body that is not compressed.
+
+        A request without ``Content-Type`` is taken for JSON.
+        """
+        kind, _, parameters = headers.get("content-type", "application/json").lower().partition(";")
+        charset = re.search(r"charset\s*=\s*\"?([^\s;\"]*)", parameters)
+        if kind.strip() != "application/json" or (charset and charset[1] not in ("utf-8", "utf8", "us-ascii")):
+            given = shorten(repr(headers["content-type"]))
+            message = f"The Content-Type is {given}, but the body must be JSON in UTF-8. Send the header Content-Type: "
+            raise ApiError(415, f"{message}application/json (curl: -H 'Content-Type: application/json').", code=_MEDIA)
+        encoding = headers.get("content-encoding", "identity").strip().lower()
+        if encoding not in ("", "identity"):
+            message = f"The Content-Encoding {shorten(repr(encoding))} is not supported: send the body uncompressed."
+            raise ApiError(415, message, code=_MEDIA, headers={"accept-encoding": "identity"})
+        coding = headers.get("transfer-encoding", "chunked").strip().lower()
+        if coding != "chunked":
+            message = f"The Transfer-Encoding {shorten(repr(coding))} is not supported, only 'chunked'."
+            raise ApiError(501, message)
 
     def wrap(self, app: ASGIApp) -> ASGIApp:
         server, origins = self._server, tuple(self._server.cors_origins)

@@ -1,18 +1,15 @@
-"""What other servers of the OpenAI API support and minisgl does not: parameters, and encodings of bodies.
+"""Parameters of the OpenAI API and of other servers that minisgl does not support.
 
-A client may send such a parameter with a value that asks for nothing (`NEUTRAL`). With any other value, it is refused
-by name.
+A client may send them with a value that asks for nothing (`NEUTRAL`). With any other value, they are refused by name.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
-from starlette.datastructures import Headers
 
 from minisgl import hookimpl
 from minisgl.config import Config
@@ -22,7 +19,6 @@ from minisgl.server.extension import HttpExtension
 from minisgl.server.protocol import ChatRequest, CompletionRequest, decode_field, unknown_parameter
 
 _ANY = object()
-_MEDIA = "unsupported_media_type"
 NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "audio": (),
@@ -75,27 +71,7 @@ def minisgl_http(config: Config) -> HttpExtension:
 
 
 class Compatible(HttpExtension):
-    """Removes parameters without effect from the bodies of requests, and refuses bodies in another form than JSON."""
-
-    def check_headers(self, headers: Headers) -> None:
-        """Raise `ApiError` unless the headers of a request describe a JSON body that is not compressed.
-
-        A request without ``Content-Type`` is taken for JSON.
-        """
-        kind, _, parameters = headers.get("content-type", "application/json").lower().partition(";")
-        charset = re.search(r"charset\s*=\s*\"?([^\s;\"]*)", parameters)
-        if kind.strip() != "application/json" or (charset and charset[1] not in ("utf-8", "utf8", "us-ascii")):
-            given = shorten(repr(headers["content-type"]))
-            message = f"The Content-Type is {given}, but the body must be JSON in UTF-8. Send the header Content-Type: "
-            raise ApiError(415, f"{message}application/json (curl: -H 'Content-Type: application/json').", code=_MEDIA)
-        encoding = headers.get("content-encoding", "identity").strip().lower()
-        if encoding not in ("", "identity"):
-            message = f"The Content-Encoding {shorten(repr(encoding))} is not supported: send the body uncompressed."
-            raise ApiError(415, message, code=_MEDIA, headers={"accept-encoding": "identity"})
-        coding = headers.get("transfer-encoding", "chunked").strip().lower()
-        if coding != "chunked":
-            message = f"The Transfer-Encoding {shorten(repr(coding))} is not supported, only 'chunked'."
-            raise ApiError(501, message)
+    """Removes parameters without effect from the bodies of requests."""
 
     def check_fields(self, kind: type, fields: dict[str, msgspec.Raw]) -> None:
         known = {field.name for field in msgspec.structs.fields(kind)}
