@@ -7,9 +7,12 @@ knows none of them.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+import torch  # a light process loads it only at its first use
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["Communicator"]
 
