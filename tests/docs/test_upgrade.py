@@ -38,6 +38,7 @@ def test_the_new_modules_exist() -> None:
     assert len(modules) > 40
     moved = {
         "minisgl.course": "chapters",
+        "minisgl.engine.kv_sizing": "minisgl.engine.setup",
         "minisgl.engine.simulated_graph": "plugins.graph.replaying.simulated_graph",
         "minisgl.plugin_manager.call_counts": "plugins.external.call_counts",
         "minisgl.options.completion": "plugins.command.completion",
