@@ -112,6 +112,11 @@ def _plain(value: Any, refer: Refer, depth: int) -> Any:
     return _composed(value, refer, depth + 1)
 
 
+def _fields(value: Any) -> list[str]:
+    """Return the names of the fields of a struct or a dataclass."""
+    return list(value.__struct_fields__) if isinstance(value, msgspec.Struct) else [f.name for f in fields(value)]
+
+
 def _exact(value: Any) -> Any:
     """Return the value without its subclass, which could define comparisons of its own."""
     kinds: tuple[Any, ...] = (bool, float, str, bytes)
@@ -124,7 +129,7 @@ def _composed(value: Any, refer: Refer, depth: int) -> Any:
 
     name: str = type(value).__name__
     if RECORDS.get(name) is type(value):
-        given = list(value) if isinstance(value, tuple) else [getattr(value, f.name) for f in fields(value)]
+        given = list(value) if isinstance(value, tuple) else [getattr(value, field) for field in _fields(value)]
         if name in ("MatchResult", "InsertResult"):  # a handle keeps its identity, whatever its type
             return _ext(_RECORD, [name, [_handle(given[0], refer, depth), *parts(given[1:])]])
         return _ext(_RECORD, [name, parts(given)])
