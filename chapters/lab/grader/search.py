@@ -13,7 +13,7 @@ from minisgl.chapters.lab.grader.diagnosis import diagnose
 from minisgl.chapters.lab.grader.gate import UNIT_SECONDS, Broken, Invalid, Student, TimedOut
 from minisgl.chapters.lab.grader.shrink import smallest
 
-TRY_SECONDS = 1.0
+TRY_SECONDS = 2.0
 """Seconds of processor time after which one workload counts as hanging."""
 WAIT_SECONDS = 5.0
 """Wall-clock seconds after which one workload counts as hanging.
