@@ -550,7 +550,8 @@ def test_real_server(tmp_path: Path) -> None:
         asked = [RandomWorkload(4, (20, 40), (8, 8), 0).request(i).input_len for i in range(4)]
         template = np.array(report["input_lens"]) - asked
         assert template.min() == template.max() > 0, "the chat template adds the same tokens to each prompt"
-        assert 0 < report["p50_ttft_ms"] < report["p50_e2el_ms"]
+        # On a busy machine, an answer may arrive in one piece.
+        assert 0 < report["p50_ttft_ms"] <= report["p50_e2el_ms"]
         report = bench(tmp_path, *common, "clients=2", "requests=4", "input=200", "output=100")
         assert 0 <= report["spec_decode_accepted_tokens"] <= report["spec_decode_draft_tokens"] > 0
         assert len(report["spec_decode_per_position_acceptance_rates"]) == 16
