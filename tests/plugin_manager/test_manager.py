@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import multiprocessing
-import os
 import pickle
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,73 +24,7 @@ from minisgl.plugin_manager.discovery import exists
 from minisgl.plugin_manager.encoding import decode_config, encode_config, plugins_of
 from minisgl.plugin_manager.manager import ConfigError, PluginManager
 from minisgl.plugins.__main__ import main
-
-MINE = '''
-from __future__ import annotations
-
-from dataclasses import dataclass, field
-from enum import Enum
-from pathlib import Path
-
-import torch
-
-from minisgl import hookimpl
-
-
-class Colour(Enum):
-    RED = 1
-    BLUE = 2
-
-
-@dataclass
-class Inner:
-    """Nested."""
-
-    depth: int = 3
-
-
-@dataclass
-class Mine:
-    """My prefix cache."""
-
-    max_nodes: int = 10_000
-    """How many nodes."""
-    ratio: float = float("inf")
-    colour: Colour = Colour.RED
-    where: Path = Path("/tmp")
-    name: str | None = None
-    sizes: list[int] = field(default_factory=list)
-    inner: Inner = field(default_factory=Inner)
-
-    def build(self, page_size):
-        return Cache(("mine", page_size, self.max_nodes))
-
-
-@hookimpl
-def minisgl_configs():
-    yield "cache", "mine", Mine
-
-
-class Cache(tuple):
-    """A cache that only knows what it was built of."""
-
-    def match(self, key): ...
-
-
-class Counter:
-    """An observer that counts."""
-
-    def __init__(self):
-        self.added = 0
-
-    @hookimpl
-    def minisgl_request_added(self, req):
-        self.added += 1
-
-    @hookimpl
-    def minisgl_metrics(self):
-        return f"added {self.added}"
-'''
+from minisgl.testing.own_plugin import MINE, run_python, write_plugin
 
 Write = Callable[..., Path]
 
@@ -100,13 +33,7 @@ Write = Callable[..., Path]
 def write(tmp_path: Path) -> Write:
     """Return a function that writes a plugin file: the imports that every plugin needs, then the given body."""
 
-    def write(body: str, name: str = "my_cache.py") -> Path:
-        path = tmp_path / name
-        head = "from dataclasses import dataclass\nfrom minisgl import hookimpl\n"
-        path.write_text(head + textwrap.dedent(body))
-        return path
-
-    return write
+    return partial(write_plugin, tmp_path)
 
 
 @pytest.fixture
@@ -114,11 +41,6 @@ def mine(tmp_path: Path) -> Path:
     path = tmp_path / "my_cache.py"
     path.write_text(MINE)
     return path
-
-
-def run(code: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", textwrap.dedent(code), *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | env, check=False)
 
 
 # ---- finding -----------------------------------------------------------------------------------------
@@ -171,7 +93,7 @@ def test_light_loads_all_options_but_no_models() -> None:
 
 def test_light_does_not_import_torch(mine: Path) -> None:
     """A light process does not import torch, even if a plugin file has ``import torch``."""
-    result = run(
+    result = run_python(
         """
         import sys, time
         begun = time.process_time()
@@ -236,10 +158,10 @@ def test_entry_point_of_installed_package(tmp_path: Path) -> None:
         found = [(p.name, p.source) for p in manager.plugins if p.source != "built-in"]
         print(found, manager.user_plugins, "mine" in manager.configs["cache"])
     """
-    result = run(code, PYTHONPATH=str(tmp_path))
+    result = run_python(code, PYTHONPATH=str(tmp_path))
     assert result.stdout.strip() == "[('other_minisgl', 'entry point')] [] True", result.stderr
     (tmp_path / "other_minisgl.py").write_text("import no_such_package_at_all\n")
-    result = run(code, PYTHONPATH=str(tmp_path))
+    result = run_python(code, PYTHONPATH=str(tmp_path))
     assert "mine (installed by other-minisgl): it needs the package 'no_such_package_at_all'" in result.stderr
 
 

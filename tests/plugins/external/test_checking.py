@@ -2,83 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from minisgl.config import ConfigError
 from minisgl.plugin_manager.manager import PluginManager
-
-MINE = '''
-from __future__ import annotations
-
-from dataclasses import dataclass, field
-from enum import Enum
-from pathlib import Path
-
-import torch
-
-from minisgl import hookimpl
-
-
-class Colour(Enum):
-    RED = 1
-    BLUE = 2
-
-
-@dataclass
-class Inner:
-    """Nested."""
-
-    depth: int = 3
-
-
-@dataclass
-class Mine:
-    """My prefix cache."""
-
-    max_nodes: int = 10_000
-    """How many nodes."""
-    ratio: float = float("inf")
-    colour: Colour = Colour.RED
-    name: str | None = None
-    sizes: list[int] = field(default_factory=list)
-    inner: Inner = field(default_factory=Inner)
-
-    def build(self, page_size):
-        return Cache(("mine", page_size, self.max_nodes))
-
-
-@hookimpl
-def minisgl_configs():
-    yield "cache", "mine", Mine
-
-
-class Cache(tuple):
-    """A cache that only knows what it was built of."""
-
-    def match(self, key): ...
-
-
-class Counter:
-    """An observer that counts."""
-
-    def __init__(self):
-        self.added = 0
-
-    @hookimpl
-    def minisgl_request_added(self, req):
-        self.added += 1
-
-    @hookimpl
-    def minisgl_metrics(self):
-        return f"added {self.added}"
-'''
+from minisgl.testing.own_plugin import MINE, run_python, write_plugin
 
 Write = Callable[..., Path]
 
@@ -87,13 +19,7 @@ Write = Callable[..., Path]
 def write(tmp_path: Path) -> Write:
     """Return a function that writes a plugin file: the imports that every plugin needs, then the given body."""
 
-    def write(body: str, name: str = "my_cache.py") -> Path:
-        path = tmp_path / name
-        head = "from dataclasses import dataclass\nfrom minisgl import hookimpl\n"
-        path.write_text(head + textwrap.dedent(body))
-        return path
-
-    return write
+    return partial(write_plugin, tmp_path)
 
 
 @pytest.fixture
@@ -101,11 +27,6 @@ def mine(tmp_path: Path) -> Path:
     path = tmp_path / "my_cache.py"
     path.write_text(MINE)
     return path
-
-
-def run(code: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", textwrap.dedent(code), *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | env, check=False)
 
 
 PART = """
@@ -209,10 +130,10 @@ def test_trace_hooks_prints_calls(mine: Path) -> None:
         manager = PluginManager.load([sys.argv[1]], light=True)
         manager.build("cache", manager.make("cache", "mine"), page_size=4)
     """
-    traced = run(code, str(mine), MINISGL_TRACE_HOOKS="1").stderr
+    traced = run_python(code, str(mine), MINISGL_TRACE_HOOKS="1").stderr
     assert f"minisgl_configs() calls {mine}" in traced
     assert "cache=mine -> ('mine', 4, 10000)" in traced
-    assert run(code, str(mine), MINISGL_TRACE_HOOKS="0").stderr == ""
+    assert run_python(code, str(mine), MINISGL_TRACE_HOOKS="0").stderr == ""
 
 
 def test_renamed_hook_argument(tmp_path: Path) -> None:
