@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from minisgl.cluster.upstream import UpstreamError
 from minisgl.server.app import is_authorized, read_body
-from minisgl.server.errors import CLIENT_CLOSED_REQUEST, ApiError
+from minisgl.server.errors import CLIENT_CLOSED_REQUEST, ApiError, timed_out
 from minisgl.server.generate import Json
 from minisgl.server.request_record import record_of
 
@@ -206,7 +206,7 @@ class Relay:
             done, _ = await asyncio.wait(tasks, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if not done:
                 if not record.status:
-                    raise self._too_long()
+                    raise timed_out(self._timeout)
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)  # the replica ends a stream
             if work.done():
                 work.result()
@@ -229,14 +229,11 @@ class Relay:
             async with asyncio.timeout(self._seconds_left(scope)):
                 await body.read(Request(scope, receive), self.max_body)
         except TimeoutError:
-            raise self._too_long() from None
+            raise timed_out(self._timeout) from None
 
     def _seconds_left(self, scope: Scope) -> float | None:
         """Return the seconds in which the response must begin, or None for no limit."""
         return None if self._timeout is None else max(self._timeout - record_of(scope).seconds, 0.0)
-
-    def _too_long(self) -> ApiError:
-        return ApiError(504, f"The request took longer than {self._timeout or 0:g} s (server.request_timeout).")
 
     async def _relay(self, path: str, scope: Scope, body: Body, send: Send) -> None:
         """Send the request to one replica after the other until one answers, and pass its response on."""

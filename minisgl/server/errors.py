@@ -53,6 +53,11 @@ class ApiError(Exception):
         return ApiError(end.status, end.error, field or None, end.code or "invalid_value")
 
 
+def timed_out(seconds: float | None) -> ApiError:
+    """Return the error response (504) for a request that took longer than ``server.request_timeout``, ``seconds``."""
+    return ApiError(504, f"The request took longer than {seconds or 0:g} s (server.request_timeout).")
+
+
 def refusal(uid: int, error: InvalidRequestError) -> Finished:
     """Return the end of a refused request, as the worker processes report it to the API server."""
     return Finished(uid, "error", error=error.message, status=400, field=error.field, code=error.code)

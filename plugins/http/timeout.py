@@ -10,6 +10,7 @@ from minisgl import hookimpl
 from minisgl.config import Config
 from minisgl.message import Delta
 from minisgl.server.app import Api
+from minisgl.server.errors import timed_out
 from minisgl.server.extension import HttpExtension
 from minisgl.server.request_record import RequestRecord, Stream
 
@@ -34,16 +35,12 @@ class Timeout(HttpExtension):
 
     def watch(self, stream: Stream) -> Callable[[int, Delta], None] | None:
         left = stream.arrival + self._seconds - time.monotonic()
-        end = self._api.dispatcher.end
+        error, end = timed_out(self._seconds), self._api.dispatcher.end
         loop = asyncio.get_running_loop()
-        self.timers[stream] = loop.call_later(left, end, stream, _too_long(self._seconds), 504)
+        self.timers[stream] = loop.call_later(left, end, stream, error.message, error.status)
         return None
 
     def on_end(self, record: RequestRecord) -> None:
         stream = record.stream
         if stream is not None and stream in self.timers:
             self.timers.pop(stream).cancel()
-
-
-def _too_long(seconds: float) -> str:
-    return f"The request took longer than {seconds:g} s (server.request_timeout)."

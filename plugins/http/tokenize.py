@@ -22,7 +22,7 @@ from minisgl.message import (
     unpack_ids,
 )
 from minisgl.server.app import Api
-from minisgl.server.errors import ApiError
+from minisgl.server.errors import ApiError, timed_out
 from minisgl.server.extension import HttpExtension
 from minisgl.server.generate import Json
 from minisgl.server.protocol import chat_prompt, check_num_ids, tokens_prompt
@@ -111,5 +111,4 @@ async def in_time(reply: Awaitable[TokenizerReply], seconds: float | None) -> To
         async with asyncio.timeout(seconds):
             return await reply
     except TimeoutError:
-        message = f"The request took longer than {seconds or 0:g} s (server.request_timeout)."
-        raise ApiError(504, message) from None
+        raise timed_out(seconds) from None
