@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,7 +18,6 @@ from minisgl import hookimpl
 from minisgl.config import Config
 from minisgl.core import EngineSpec
 from minisgl.message import Stats
-from minisgl.models.generation_config import default_sampling_params
 from minisgl.models.resolve import resolve_model
 from minisgl.server.app import GET_OR_HEAD, Api
 from minisgl.server.extension import HttpExtension
@@ -48,7 +47,7 @@ class RouterRoutes(HttpExtension):
 
         @router.api_route("/model_info", methods=GET_OR_HEAD)
         async def read_model_info() -> Response:
-            return Json(model_info(self._info))
+            return Json(model_info(self._info, api.sampling_defaults))
 
         @router.api_route("/get_load", methods=GET_OR_HEAD)
         async def read_request_loads() -> Response:
@@ -65,10 +64,7 @@ class RouterRoutes(HttpExtension):
 
 @dataclass(frozen=True)
 class ServerInfo:
-    """Facts about a server that do not change: the model's path, architectures and type, and some options.
-
-    ``sampling_defaults`` are the model's values of sampling parameters that a request leaves out, by name.
-    """
+    """Facts about a server that do not change: the model's path, architectures and type, and some options."""
 
     model_path: str = ""
     architectures: tuple[str, ...] = ()
@@ -78,7 +74,6 @@ class ServerInfo:
     device: str = "auto"
     max_prefill_tokens: int = 0
     max_queued: int = 0
-    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
     def of(config: Config) -> ServerInfo:
@@ -95,7 +90,6 @@ class ServerInfo:
             device=config.device,
             max_prefill_tokens=config.max_prefill_tokens,
             max_queued=config.server.max_queued,
-            sampling_defaults=default_sampling_params(config, path),
         )
 
 
@@ -121,14 +115,17 @@ def server_info(info: ServerInfo, model: str, spec: EngineSpec) -> dict[str, Any
     }
 
 
-def model_info(info: ServerInfo) -> dict[str, Any]:
-    """Return the answer of ``/model_info``."""
+def model_info(info: ServerInfo, sampling_defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answer of ``/model_info``.
+
+    ``sampling_defaults`` are the model's values of sampling parameters that a request leaves out, by name.
+    """
     return {
         "model_path": info.model_path,
         "tokenizer_path": info.model_path,
         "is_generation": True,
         "preferred_sampling_params": None,
-        "default_sampling_params": dict(info.sampling_defaults),
+        "default_sampling_params": dict(sampling_defaults),
         "has_image_understanding": False,
         "has_audio_understanding": False,
         "model_type": info.model_type,

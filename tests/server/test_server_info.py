@@ -29,9 +29,9 @@ def test_info_of_a_model() -> None:
         7,
         8,
     )
-    assert model_info(info)["architectures"] == ["Qwen3ForCausalLM"]
-    assert model_info(info)["model_type"] == "qwen3"
-    assert model_info(info)["is_generation"] is True
+    assert model_info(info, {})["architectures"] == ["Qwen3ForCausalLM"]
+    assert model_info(info, {})["model_type"] == "qwen3"
+    assert model_info(info, {})["is_generation"] is True
 
 
 def test_an_architecture_option_is_reported() -> None:
