@@ -119,7 +119,12 @@ def _explained(error: Exception, manager: PluginManager, overrides: Sequence[str
     """Return a `ConfigError` for an error of Hydra or OmegaConf, with advice if there is ``plugins/command``."""
     if advice := _command("advice"):
         return ConfigError(advice.explain(error, manager, overrides))
-    return ConfigError(next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__))
+    return ConfigError(first_line(error))
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text that is not blank, or the name of its class."""
+    return next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
 
 
 @dataclass(frozen=True)

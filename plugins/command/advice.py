@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from minisgl.config import GROUPS, Config
+from minisgl.options.compose import first_line
 from minisgl.options.describe import PRESETS, core_options, options_of
 from minisgl.plugin_manager.discovery import near
 from minisgl.plugin_manager.manager import PluginManager
@@ -140,4 +141,4 @@ def _quoted_example(word: str) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__).rstrip(".")
+    return first_line(error).rstrip(".")
