@@ -132,8 +132,8 @@ class LLM:
 
         A prompt is a text or a list of token ids; ``prompts`` is one prompt, or a list that may mix both kinds.
         ``params`` is one object for all prompts, or a list, one for each. Without it, the parameters are those of
-        `get_default_sampling_params`. ``progress`` shows a bar; None shows a bar
-        on a terminal, if the call takes more than a second. Raise `InvalidRequestError` for a prompt or a parameter
+        `get_default_sampling_params`. ``progress`` shows a bar; None shows a bar on a terminal, if the call takes more
+        than a second. Raise `InvalidRequestError` for a prompt or a parameter
         that can't be served, before anything is computed, and `EngineDeadError` if a device or a rank fails.
         """
         self._check_open()

@@ -110,13 +110,13 @@ class SchedulerPolicy(Protocol):
         """Return the plan of the next step, without side effects other than calls of ``budget.grant``.
 
         ``waiting`` is in order of priority and then arrival, where a retracted request keeps its first arrival; the
-        guard lets the requests of groups take turns.
-        Without priorities, that is the order of arrival. Its entries are computed
-        when they are read, in some microseconds each, so read no more of a long queue than the step can admit: the
-        shipped policies stop at the first request that does not fit, and `minisgl.plugins.scheduler` bounds how many
-        requests they skip. ``running`` is in order of admission. An empty plan means that no request should compute
-        now; if no step is in flight either, the scheduler still runs the earliest admitted request that fits, or else
-        the oldest waiting one.
+        guard lets the requests of groups take turns. Without priorities, that is the order of arrival. Its entries are
+        computed when they are read, in some microseconds each, so read no more of a long queue than the step can admit.
+        The shipped policies stop at the first request that does not fit, and `minisgl.plugins.scheduler` bounds how
+        many requests they skip. ``running`` is in order of admission.
+
+        An empty plan means that no request should compute now. If no step is in flight either, the scheduler still runs
+        the earliest admitted request that fits, or else the oldest waiting one.
         """
 
 

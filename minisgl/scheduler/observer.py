@@ -54,7 +54,7 @@ def _positional(caller: Any, name: str) -> Callable[..., None]:
     impls = caller.get_hookimpls()
     if hooks.printed() or any(impl.wrapper or impl.hookwrapper for impl in impls):
         return lambda *args: caller(**dict(zip(names, args, strict=True)))
-    # An implementation may leave out arguments. The one that was registered last is called first.
+    # The function of a plugin may take only some of the arguments. The plugin that was registered last is called first.
     calls = [(impl.function, [names.index(argument) for argument in impl.argnames]) for impl in reversed(impls)]
 
     def call(*args: Any) -> None:

@@ -96,8 +96,8 @@ class WaitingQueue:
 
     Without priorities, that is the order of arrival. A retracted request returns to the place of its first arrival.
 
-    A request is found by binary search. To insert or delete an entry of a list moves the entries behind it, which takes
-    some microseconds in a queue of 10,000 requests.
+    The queue is kept in sorted lists, and a request is found by binary search. Adding or removing a request moves the
+    list's later entries, which takes some microseconds in a queue of 10,000 requests.
     """
 
     def __init__(self) -> None:

@@ -83,8 +83,8 @@ def when_input_closes(end: Callable[[], object]) -> None:
 def when_parent_ends(end: Callable[[], object], poll_seconds: float, parent: int = 0) -> None:
     """Call ``end`` in another thread when the process with the id ``parent`` has ended. Returns at once.
 
-    It is the process that started this one, by default the one that is its parent now. The thread looks for it every
-    ``poll_seconds``.
+    ``parent`` is the process that started this one; 0 is the present parent. The thread checks every ``poll_seconds``
+    seconds whether this process still has that parent.
     """
     parent = parent or os.getppid()
 

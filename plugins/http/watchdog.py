@@ -1,8 +1,8 @@
-"""The watchdog: it pings every worker process once a second, and kills one that does not answer (promise 10).
+"""The watchdog pings every worker process once a second, and kills a worker that does not answer (promise 10).
 
-A worker answers between two steps or two messages, in its main loop: a thread of its own would go on answering while
-the loop hangs. Time is counted in sleeps of the event loop, not read off a clock. So the time while the machine is
-suspended, or while this process itself gets no CPU time, does not count.
+A worker's main loop answers the pings, between two steps or two messages. If another thread of the worker answered,
+the watchdog would not notice that the main loop hangs. Time is counted in sleeps of the event loop, not read off a
+clock. So the time while the machine is suspended, or while this process itself gets no CPU time, does not count.
 """
 
 from __future__ import annotations

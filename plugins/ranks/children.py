@@ -127,9 +127,9 @@ class ChildRanks(Peers):
                 process.stdin.close()
 
     def close(self, failed: bool) -> None:
-        """Wait for the end of the children, and kill those that still run after `GRACE` seconds, or at once if failed.
+        """Close the children's input, at which they end, and wait until all of them have ended.
 
-        The children end by themselves after `end`.
+        Children that still run after `GRACE` seconds are killed. If ``failed``, all children are killed at once.
         """
         self.end()
         deadline = time.monotonic() + (0.0 if failed else GRACE)
