@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -116,13 +117,15 @@ def test_promise_10_dead_worker_ends_the_server(tiny: Path, tp: int, victim: str
         assert set(workers) == {"api", "detokenizer", "tokenizer-0", *(f"scheduler-{i}" for i in range(tp))}
         died = time.monotonic()
         os.kill(workers[victim], signal.SIGKILL)
-        statuses = []
+        statuses = []  # of each request: when it was sent, when it was answered, and how
         # Each request uses a new connection, as requests of different clients do. They share one httpx.Client, because
         # making a client takes 0.1 s.
         with httpx.Client(timeout=5, headers={"Connection": "close"}) as client:
             while server.process.poll() is None and time.monotonic() < died + scaled_timeout(10):
+                sent = time.monotonic() - died
                 try:
-                    statuses.append((time.monotonic() - died, client.get(f"{server.url}/health").status_code))
+                    status = client.get(f"{server.url}/health").status_code
+                    statuses.append((sent, time.monotonic() - died, status))
                 except httpx.TransportError:
                     break
                 time.sleep(0.02)
@@ -135,11 +138,13 @@ def test_promise_10_dead_worker_ends_the_server(tiny: Path, tp: int, victim: str
             assert victim in error["message"]
             assert error["type"] == "server_error"
             assert request.status == (200 if request.stream else 503)
-        sick = [when for when, status in statuses if status == 503]
+        sick = [when for _, when, status in statuses if status == 503]
         assert sick, statuses
         assert sick[0] < scaled_timeout(1.0)
-        assert refused - sick[0] > 0.8  # not the last answer: on a busy machine, an answer may come late
-        assert all(status == 503 for when, status in statuses if when >= sick[0])
+        # The server answers for another second. It noticed the death after the last good answer was asked for: on a
+        # busy machine, the first 503 may come late.
+        assert refused - max((sent for sent, _, status in statuses if status == 200), default=0.0) > 0.8
+        assert all(status == 503 for _, when, status in statuses if when >= sick[0])
         assert wait_for(lambda: not server.leftovers(), scaled_timeout(1.0)), server.leftovers()
         assert f"{victim} died: it was killed by SIGKILL\n" in server.log()
         assert "Traceback" not in server.log()
@@ -510,17 +515,25 @@ def test_promise_10_slow_or_idle_is_not_hung(slow: list[str]) -> None:
 
 
 def test_warm_start_cpu_time(tutor: Server) -> None:
-    """All processes of a server with the embedded model use less than 5 s of CPU time until the server is ready.
+    """Until it is ready, a server of the embedded model uses less CPU time than 2.5 imports of torch, all processes.
 
-    The limit is that of docs/design/plugin-manager.md. The elapsed time of a start is shorter, because the processes
-    start in parallel. Other programs on the same cores can make the CPU slower, so the shortest of three starts counts.
+    The limit is that of docs/design/plugin-manager.md. Its unit is measured beside each start, because a slow or busy
+    machine needs more CPU time for both. The best of five starts counts.
     """
 
     def start() -> float:
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-c", "import torch"], check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        unit = after.ru_utime + after.ru_stime - children.ru_utime - children.ru_stime
         with Server("model=tutor") as server:
-            return sum(times.user + times.system for times in (process.cpu_times() for process in server.processes))
+            used = sum(times.user + times.system for times in (process.cpu_times() for process in server.processes))
+        return used / unit
 
-    assert any(start() < 5.0 for _ in range(3))
+    starts: list[float] = []
+    while len(starts) < 5 and min(starts, default=9.0) >= 2.5:
+        starts.append(start())
+    assert min(starts) < 2.5, starts
 
 
 @needs_proc

@@ -110,16 +110,20 @@ def search(
 def alarm(computing: float, waiting: float, most: float) -> Iterator[None]:
     """Raise `TimedOut` in the main thread: after ``computing`` s of processor time, or ``waiting`` s of waiting.
 
-    Code on a busy machine gets little processor time without waiting. If it got more than `COMPUTING_SHARE` of the
-    time, it may run for up to ``most`` seconds.
+    Code on a busy machine gets little processor time without waiting. So the main thread is looked at every
+    ``waiting`` s: if it got more than `COMPUTING_SHARE` of that time, it goes on, for up to ``most`` seconds. Threads
+    that other code left behind do not count.
     """
-    started, most = time.process_time(), max(most, 0.1)
+    most = max(most, 0.1)
     waiting = min(waiting, most)
+    used = time.thread_time()
 
     def ring(number: int, frame: Any) -> None:
+        nonlocal used
+        before, used = used, time.thread_time()
         left = until - time.monotonic()
-        if number == signal.SIGALRM and left > 0 and time.process_time() - started > COMPUTING_SHARE * waiting:
-            signal.setitimer(signal.ITIMER_REAL, left)
+        if number == signal.SIGALRM and left > 0 and used - before > COMPUTING_SHARE * waiting:
+            signal.setitimer(signal.ITIMER_REAL, min(left, waiting))
             return
         raise TimedOut
 

@@ -7,6 +7,7 @@ import random
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -550,8 +551,18 @@ def compute(seconds: float) -> None:
 
 def test_alarm_counts_waiting_and_not_a_busy_machine() -> None:
     """Code that waits is stopped after ``waiting`` seconds; code that computes may go on until ``most`` seconds."""
+    other = threading.Thread(target=compute, args=(3.0,))  # as a thread that another test left behind
+    other.start()
     with pytest.raises(TimedOut), alarm(100.0, 1.0, 100.0):
-        time.sleep(10)
+        time.sleep(60)
+    other.join()
+
+    def compute_and_wait() -> None:
+        compute(0.5)
+        time.sleep(60)
+
+    with pytest.raises(TimedOut), alarm(100.0, 1.0, 100.0):
+        compute_and_wait()
     with alarm(100.0, 0.1, 100.0):
         compute(0.3)
     with pytest.raises(TimedOut), alarm(100.0, 0.1, 0.2):
