@@ -27,6 +27,7 @@ GROUPS = (
     "routing",
     "router",
     "tokenizer",
+    "grammar",
 )
 ROUTER_GROUPS = ("routing", "router")
 """The groups of `python -m minisgl.cluster` only: a server has no router."""
@@ -243,6 +244,7 @@ class Config:
     routing: Any = None  # None, except in a cluster's options
     router: Any = None
     tokenizer: Any = None
+    grammar: Any = None
 
     defaults_file: ClassVar[str] = "config.yaml"
     """The file in ``conf/`` with the defaults of the groups."""

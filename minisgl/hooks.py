@@ -139,6 +139,12 @@ PARTS: Mapping[str, PartSpec] = MappingProxyType(
                 "parse_special_tokens": "the option of this name: whether special tokens in messages are tokens",
             },
         ),
+        "grammar": PartSpec(
+            "`minisgl.tokenizer.grammar.Grammars`",
+            "in each tokenizer process, in rank 0's process, and in the caller's process with `LLM`: when the first "
+            "request that has a grammar arrives there",
+            {"tokenizer": "the model's tokenizer, a `minisgl.tokenizer.Tokenizer`"},
+        ),
         "router": PartSpec(
             "`minisgl.cluster.router.Router`, which does nothing before its ``start``",
             "once in the process of ``python -m minisgl.cluster``, at start, before the replicas",

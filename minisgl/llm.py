@@ -27,6 +27,7 @@ from minisgl.outputs import Choice, Outputs, RequestOutput
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.scheduler.build import build_scheduler
 from minisgl.tokenizer.detokenizer import Detokenizer
+from minisgl.tokenizer.grammar import LazyGrammars
 from minisgl.tokenizer.tokenizer import build_tokenizer
 from minisgl.utils.interrupts import DeferredInterrupt
 from minisgl.utils.openmp import SPIN_WARNING, THREADS_SPIN
@@ -60,6 +61,7 @@ class LLM:
         self.tokenizer = build_tokenizer(
             self.config.tokenizer, self.plugin_manager, path, self.config.parse_special_tokens
         )
+        self._grammars = LazyGrammars(lambda: self.config.grammar, self.plugin_manager, self.tokenizer)
         defaults = default_sampling_params(self.config, path)
         self._default_params = with_defaults(defaults)
         self._outputs = Outputs(Detokenizer(self.tokenizer))
@@ -74,8 +76,9 @@ class LLM:
         self._released = False
         self.engine = start_engine(self.config, self.plugin_manager)
         try:
-            eos_ids = () if self.tokenizer is None else self.tokenizer.eos_ids
-            self.scheduler = build_scheduler(self.config, self.plugin_manager, self.engine, eos_ids=eos_ids)
+            self.scheduler = build_scheduler(
+                self.config, self.plugin_manager, self.engine, tokenizer=self.tokenizer, grammars=self._grammars
+            )
         except BaseException:
             self.engine.close()
             raise
@@ -235,6 +238,7 @@ class LLM:
             p.check(self.engine.spec.vocab_size)
             if self.tokenizer is not None:
                 self.tokenizer.stop_tokens(p.stop, p.skip_special_tokens)
+            self._grammars.check(p.grammar)
         if self.tokenizer is None and any(p.stop for p in each):
             raise InvalidRequestError("stop", f"{self.config.model} has no tokenizer, so stop strings can't be found.")
         return each

@@ -22,6 +22,8 @@ class Choice:
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     """None while the choice is being generated."""
+    error: str = ""
+    """Why the choice ended, if ``finish_reason`` is "error"."""
     logprobs: list[Logprobs] | None = None
     """One entry for each of ``token_ids``, if the sampling parameters ask for log-probabilities."""
 
@@ -110,7 +112,7 @@ class Outputs:
                 if delta.matched_stop is not None:
                     stopped.append(delta.uid)
                 continue
-            choice.finish_reason = end.finish_reason
+            choice.finish_reason, choice.error = end.finish_reason, end.error
             if k == 0:
                 output.cached_tokens = end.cached_tokens
             del self.open[delta.uid]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import reprlib
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -24,6 +24,19 @@ class InvalidRequestError(ValueError):
         return InvalidRequestError, (self.field, self.message, self.code)
 
 
+class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a text may be, for `SamplingParams.grammar`.
+
+    ``kind`` says what ``text`` is: a JSON schema, a regular expression that matches the whole answer, a JSON list of
+    strings of which the answer is one, or a grammar in the form of Lark. ``field`` is the client's name of the
+    parameter, for error messages.
+    """
+
+    kind: Literal["json_schema", "regex", "choice", "lark"]
+    text: str
+    field: str = "grammar"
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sampling and stopping parameters of one request. Immutable. The field names are OpenAI's and vLLM's.
 
@@ -40,6 +53,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
       name). The first token of a prompt has no log-probability.
     - ``cache_salt``: requests share cached KV only with requests that have the same salt. In vLLM's API it is a field
       of the request, too.
+    - ``grammar``: the texts that the answer may be. It ends where the grammar says so, so ``ignore_eos`` is refused.
     - ``priority``: lower is more urgent, a 32-bit integer. A value other than 0 needs a scheduling policy that uses
       priorities, as in vLLM.
     """
@@ -64,6 +78,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     skip_special_tokens: bool = True
     cache_salt: str | None = None
     priority: int = 0
+    grammar: Grammar | None = None
 
     MAX_LOGPROBS = 20
     MAX_STOPS = 16
@@ -71,6 +86,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     MAX_STOP_TOKEN_IDS = 1024
     MAX_BIAS = 1024
     MAX_SALT = 256
+    MAX_GRAMMAR = 1 << 16
 
     @property
     def greedy(self) -> bool:
@@ -138,6 +154,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         need(salt_ok, "cache_salt", f"a string of 1 to {self.MAX_SALT} characters")
         need(-(2**31) <= self.priority < 2**31, "priority", "a 32-bit integer")
         need(all(self.stop), "stop", "strings that are not empty")
+        if self.grammar is not None:
+            short = len(self.grammar.text) <= self.MAX_GRAMMAR
+            need(short, "grammar", f"a grammar of at most {self.MAX_GRAMMAR} characters")
+            need(not self.ignore_eos, "ignore_eos", "false if the request has a grammar, which says where it ends")
         need(all(-100.0 <= b <= 100.0 for b in self.logit_bias.values()), "logit_bias", "between -100 and 100")
         limit = 2**31 if vocab_size is None else vocab_size
         inside = "token ids below " + ("2^31" if vocab_size is None else f"the vocabulary size {vocab_size}")

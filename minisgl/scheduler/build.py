@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from minisgl.core import Engine
-from minisgl.scheduler.base import Drafting
+from minisgl.core import Engine, Req
+from minisgl.scheduler.base import Constraint, Drafting
 from minisgl.scheduler.observer import HookObserver
 from minisgl.scheduler.scheduler import Scheduler
+from minisgl.tokenizer.grammar import LazyGrammars
 
 if TYPE_CHECKING:
     from minisgl.config import Config
     from minisgl.plugin_manager.manager import PluginManager
+    from minisgl.tokenizer.tokenizer import Tokenizer
 
 
 class RankZeroEngine(Engine, Protocol):
@@ -28,15 +30,17 @@ def build_scheduler(
     engine: RankZeroEngine,
     clock: Callable[[], float] = time.monotonic,
     *,
-    eos_ids: Collection[int] = (),
+    tokenizer: Tokenizer | None = None,
+    grammars: LazyGrammars | None = None,
     proposer: Drafting | None = None,
     adapt_drafts: bool = True,
 ) -> Scheduler:
     """Build rank 0's scheduler for ``engine``, with the cache, the policy and the proposer that ``config`` names.
 
     The observers of ``manager`` receive the scheduler's events until ``manager.close()`` is called. ``clock`` returns
-    seconds. ``eos_ids`` are added to those of the engine: the end-of-sequence id of the tokenizer. A benchmark may pass
-    another ``proposer``, and turn off the adaptation of the number of drafts.
+    seconds. The end-of-sequence ids of ``tokenizer`` are added to those of the engine. ``grammars`` reads the grammars
+    of requests; by default, the scheduler has its own. A benchmark may pass another ``proposer``, and turn off the
+    adaptation of the number of drafts.
     """
     manager.observe(config, engine.spec)
     cache = manager.build("cache", config.cache, page_size=engine.spec.page_size)
@@ -55,15 +59,22 @@ def build_scheduler(
             adapt=adapt_drafts,
             rounds=config.verification_rounds,
         )
+    eos_ids = engine.eos_ids | frozenset(() if tokenizer is None else tokenizer.eos_ids)
+    reader = grammars or LazyGrammars(lambda: config.grammar, manager, tokenizer)
+
+    def constraint_of(req: Req) -> Constraint | None:
+        return reader.constraint(req.params.grammar, engine.spec.vocab_size, sorted(eos_ids))
+
     return Scheduler(
         engine,
         cache,
         policy,
         max_prefill_tokens=config.max_prefill_tokens,
         overlap=config.overlap,
-        eos_ids=engine.eos_ids | frozenset(eos_ids),
+        eos_ids=eos_ids,
         seed=config.seed,
         observer=HookObserver(manager.hook),
         clock=clock,
         speculation=speculation,
+        constraint_of=constraint_of,
     )

@@ -35,6 +35,8 @@ from minisgl.scheduler.planner import Planner, req_pool_indices_of
 from minisgl.scheduler.steps import Counters, InFlightStep, ResultReader, StepBuilder, token_masks
 from minisgl.scheduler.waiting_queue import NO_GROUP, WaitingQueue, check_request, seed_of
 
+NO_TOKEN = "The grammar of the request allows no token after this text, or it has grown too large."
+
 
 class Scheduler:
     """Continuous batching on one engine (Orca, OSDI 2022), with KV in pages (PagedAttention, arXiv:2309.06180).
@@ -177,7 +179,9 @@ class Scheduler:
             self._process_result()  # 7 and 8
         if launched and self.in_flight[-1].step.late_sampling:
             # All results of earlier steps have been read, so the grammars know every token before those to be sampled.
-            self.engine.sample(token_masks(self.in_flight[-1], self.constraints, self.spec.vocab_size))
+            masks, stuck = token_masks(self.in_flight[-1], self.constraints, self.spec.vocab_size)
+            self.engine.sample(masks)
+            self._finish([(req, "error") for req in stuck], error=NO_TOKEN)
         if self.in_flight and not (launched and self.overlap_depth):
             self._process_result()
         self.events.pages_counted(self.next_step_id, *self.cache_manager.page_counts())
@@ -332,8 +336,11 @@ class Scheduler:
         if ended:
             self._finish(ended)
 
-    def _finish(self, ended: Sequence[tuple[Req, FinishReason]]) -> None:
-        """End running or waiting requests: release their rows and pages, if any, and send their final replies."""
+    def _finish(self, ended: Sequence[tuple[Req, FinishReason]], error: str = "") -> None:
+        """End running or waiting requests: release their rows and pages, if any, and send their final replies.
+
+        ``error`` is the message of those that end with an error.
+        """
         running = [req for req, _ in ended if req.req_pool_idx >= 0]
         for req, reason in ended:
             req.finish_reason = reason
@@ -345,7 +352,7 @@ class Scheduler:
             if reason != "abort":
                 self.cache_manager.reserve.answer_ended(len(req.output_ids))
             stop_id = req.output_ids[-1] if reason == "stop" else None
-            self._reply(req, Finished(req.uid, reason, stop_id=stop_id))
+            self._reply(req, Finished(req.uid, reason, stop_id=stop_id, error=error))
 
     def _reply(self, req: Req, end: Finished) -> None:
         """Send the request's final reply, exactly one per request (promise 1)."""

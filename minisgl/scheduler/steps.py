@@ -298,20 +298,31 @@ class ResultReader:
                 out.prompt_logprobs.setdefault(req.uid, []).extend(entries)
 
 
-def token_masks(launched: InFlightStep, constraints: Mapping[int, Constraint], vocab_size: int) -> TokenMasks:
-    """Return the masks of a launched step that waits for those of its grammars, ``constraints`` by uid."""
+def token_masks(
+    launched: InFlightStep, constraints: Mapping[int, Constraint], vocab_size: int
+) -> tuple[TokenMasks, list[Req]]:
+    """Return the masks of a launched step that waits for those of its grammars, ``constraints`` by uid.
+
+    Also return the requests whose grammar allows no token at one of their positions. Their rows may sample any token:
+    the scheduler ends these requests, so nobody reads it.
+    """
     step = launched.step
     ends = np.cumsum(step.num_scheduled_tokens).tolist()
     positions = [np.empty(0, np.int32)]
     masks = [np.empty((0, -(-vocab_size // 32)), np.int32)]
+    stuck: list[Req] = []
     first = 0
     for row, (req, n) in enumerate(zip(launched.reqs, step.num_sampled_tokens.tolist(), strict=True)):
         constraint = constraints.get(req.uid) if n else None
         if constraint is not None:  # the request has not ended meanwhile
-            masks.append(constraint.masks(step.input_ids[ends[row] - n + 1 : ends[row]].tolist()))
-            positions.append(np.arange(first, first + n, dtype=np.int32))
+            allowed = constraint.masks(step.input_ids[ends[row] - n + 1 : ends[row]].tolist())
+            if allowed.any(axis=1).all():
+                masks.append(allowed)
+                positions.append(np.arange(first, first + n, dtype=np.int32))
+            else:
+                stuck.append(req)
         first += n
-    return TokenMasks(np.concatenate(positions), np.concatenate(masks))
+    return TokenMasks(np.concatenate(positions), np.concatenate(masks)), stuck
 
 
 def _first_stop(req: Req, run: Sequence[int]) -> int | None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from minisgl.message import ChatPrompt, Prompt, TextPrompt, TokensPrompt, pack_ids
-from minisgl.sampling_params import InvalidRequestError, SamplingParams, shorten
+from minisgl.sampling_params import Grammar, InvalidRequestError, SamplingParams, shorten
 from minisgl.server.errors import ApiError
 from minisgl.utils.json_file import is_neutral
 
@@ -73,6 +73,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     prompt_logprobs: int | None = None
     cache_salt: str | None = None
     priority: int = 0
+    grammar: Grammar | None = None
 
     @property
     def include_usage(self) -> bool:
@@ -109,6 +110,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
             cache_salt=self.cache_salt,
             priority=self.priority,
             skip_special_tokens=self.skip_special_tokens,
+            grammar=self.grammar,
         )
         try:
             params.check()

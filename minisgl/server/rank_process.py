@@ -127,8 +127,7 @@ def run_leader(
     """Run rank 0: schedule requests until a `Stop` message arrives."""
     manager.load_built_in("observer", "metrics")  # for `GET /metrics`
     tokenizer = build_tokenizer(config.tokenizer, manager, resolve_model(config.model), False)
-    eos_ids = () if tokenizer is None else tokenizer.eos_ids
-    scheduler = build_scheduler(config, manager, engine, eos_ids=eos_ids)
+    scheduler = build_scheduler(config, manager, engine, tokenizer=tokenizer)
     loop = SchedulerLoop(
         scheduler,
         Pull(context, addresses.scheduler),

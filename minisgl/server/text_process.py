@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import zmq
@@ -48,6 +49,7 @@ from minisgl.server.errors import refusal
 from minisgl.server.protocol import check_chat_size, check_num_ids
 from minisgl.server.worker_pool import Ready, Report
 from minisgl.tokenizer.detokenizer import Detokenizer
+from minisgl.tokenizer.grammar import LazyGrammars
 from minisgl.tokenizer.tokenizer import Tokenizer, build_tokenizer
 
 log = logging.getLogger(__name__)
@@ -64,20 +66,24 @@ def run_text_process(report: Report, addresses: Addresses, encoded: bytes, inbox
     name, such as ``tokenizer-0``.
     """
     manager = PluginManager.load(light=True)
-    try:
-        options = decode_part(encoded, manager, "tokenizer")
-    except ConfigError:  # no built-in tokenizer: a plugin of the user registers it
-        for word in plugins_of(encoded):
-            manager.add(word)
-        options = decode_part(encoded, manager, "tokenizer")
+
+    def options_of_part(group: str) -> Any:
+        try:
+            return decode_part(encoded, manager, group)
+        except ConfigError:  # no built-in part has this name: a plugin of the user registers it
+            for word in plugins_of(encoded):
+                manager.add(word)
+            return decode_part(encoded, manager, group)
+
     (parse_special_tokens,) = options_of(encoded, "parse_special_tokens")
-    tokenizer = build_tokenizer(options, manager, Path(model), parse_special_tokens)
+    tokenizer = build_tokenizer(options_of_part("tokenizer"), manager, Path(model), parse_special_tokens)
+    grammars = LazyGrammars(lambda: options_of_part("grammar"), manager, tokenizer)
     warm_up(tokenizer)
     context = zmq.Context()
     pull = Pull(context, inbox)
     messages = FairInbox(pull)
     to_api = Push(context, addresses.api)
-    worker = TextWorker(tokenizer, to_api.send, Push(context, addresses.scheduler).send)
+    worker = TextWorker(tokenizer, to_api.send, Push(context, addresses.scheduler).send, grammars)
     report.send(Ready())
     running = True
     while running:
@@ -149,6 +155,7 @@ class TextWorker:
     """The message handler of a tokenizer process or of the detokenizer process.
 
     ``to_api(message)`` sends a message to the API server, and ``to_scheduler(message)`` sends one to the scheduler.
+    ``grammars`` checks the grammars of requests; None: no request has one.
     """
 
     def __init__(
@@ -156,7 +163,9 @@ class TextWorker:
         tokenizer: Tokenizer | None,
         to_api: Callable[[Message], None],
         to_scheduler: Callable[[Message], None],
+        grammars: LazyGrammars | None = None,
     ):
+        self._grammars = grammars
         self._tokenizer, self._to_api, self._to_scheduler = tokenizer, to_api, to_scheduler
         self._detokenizer = Detokenizer(tokenizer)
         self._limits = Limits(0, 0)
@@ -221,6 +230,8 @@ class TextWorker:
             )
         if self._tokenizer is not None:
             self._tokenizer.stop_tokens(params.stop, params.skip_special_tokens)
+        if self._grammars is not None:
+            self._grammars.check(params.grammar)
         ids = self._ids(message.prompt)
         if message.max_tokens_from_context:
             left = self._limits.max_seq_len - num_ids(ids)

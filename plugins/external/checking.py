@@ -210,6 +210,7 @@ METHODS = {
     "routing": "choose",
     "router": "start",
     "tokenizer": "encode",
+    "grammar": "constraint",
 }
 """Group → a method that every object of the group has."""
 

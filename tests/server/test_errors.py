@@ -108,7 +108,7 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "a message with an unknown field": (CHAT, {"messages": [{**USER[0], "colour": "red"}]}, "messages"),
     # parameters that minisgl does not support are refused by name, not ignored
     "tools": (CHAT, {"messages": USER, "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-    "response_format": (CHAT, {"messages": USER, "response_format": {"type": "json_object"}}, "response_format"),
+    "response_format": (CHAT, {"messages": USER, "response_format": {"type": "xml"}}, "response_format"),
     "echo": (PLAIN, {"prompt": "a", "echo": True}, "echo"),
     "best_of": (PLAIN, {"prompt": "a", "best_of": 2}, "best_of"),
     "suffix": (PLAIN, {"prompt": "a", "suffix": "z"}, "suffix"),

@@ -1,0 +1,120 @@
+"""What the plugins of the group ``grammar`` share: reading of requests, and matchers that compile in another thread."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from minisgl.sampling_params import Grammar, InvalidRequestError
+
+if TYPE_CHECKING:
+    from minisgl.tokenizer import Tokenizer
+
+I32 = npt.NDArray[np.int32]
+MAX_CHOICES = 1024
+"""The largest number of texts to choose from."""
+
+
+class Matcher(Protocol):
+    """One answer on its way through a grammar: a `minisgl.scheduler.base.Constraint`."""
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Add tokens to the answer."""
+
+    def masks(self, drafts: Sequence[int]) -> I32:
+        """Return the masks of the next token, and of the token after each draft. Forbid all after an error."""
+
+
+def refuse(grammar: Grammar, why: object) -> InvalidRequestError:
+    """Return the error for a grammar that can't be used."""
+    return InvalidRequestError(grammar.field, str(why), "unsupported_grammar")
+
+
+def read_json(grammar: Grammar) -> Any:
+    """Return the value of a grammar whose text is JSON: a schema, or a list of choices. Raise `InvalidRequestError`."""
+    try:
+        value = json.loads(grammar.text)
+        json.dumps(value, ensure_ascii=False).encode()  # raises UnicodeEncodeError for half of a surrogate pair
+    except (ValueError, RecursionError) as error:
+        raise refuse(grammar, f"This is not valid JSON: {error}.") from None
+    return value
+
+
+def read_choices(grammar: Grammar) -> list[str]:
+    """Return the texts that a grammar of the kind ``choice`` allows. Raise `InvalidRequestError` for a wrong one."""
+    choices = read_json(grammar)
+    if not isinstance(choices, list) or not choices or not all(isinstance(text, str) and text for text in choices):
+        raise refuse(grammar, "The choices must be a list of strings that are not empty.")
+    if len(choices) > MAX_CHOICES:
+        raise refuse(grammar, f"There are at most {MAX_CHOICES} choices.")
+    return choices
+
+
+def token_bytes(tokenizer: Tokenizer, vocab_size: int) -> list[bytes]:
+    """Return the bytes that each token adds to a text: none for special tokens, which no grammar allows."""
+    return [tokenizer.decoded_bytes(token) for token in range(vocab_size)]
+
+
+class Grammars:
+    """Makes the matchers of one scheduler. Subclasses define `check` and `_matcher`.
+
+    Compiling a grammar may take a while, and the first one also prepares the vocabulary. A thread does both, while the
+    scheduler computes the request's prompt; only its first mask waits for the thread.
+    """
+
+    def __init__(self, tokenizer: Tokenizer):
+        self.tokenizer = tokenizer
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+
+    def check(self, grammar: Grammar) -> None:
+        """Raise `InvalidRequestError` for a grammar that can't be used."""
+        raise NotImplementedError
+
+    def _matcher(self, grammar: Grammar, vocab_size: int, end_ids: Sequence[int]) -> Matcher:
+        """Return a matcher at the beginning of an answer. ``end_ids`` may follow where an answer may end."""
+        raise NotImplementedError
+
+    def constraint(self, grammar: Grammar, vocab_size: int, end_ids: Sequence[int]) -> Matcher:
+        """Return a matcher for a request. Masks have ``vocab_size`` tokens; ``end_ids`` end an answer."""
+        return _Later(self._pool.submit(self._matcher, grammar, vocab_size, tuple(end_ids)), vocab_size)
+
+
+class _Later:
+    """A matcher that a thread makes. It forbids all tokens if it can't be made, so that the request ends."""
+
+    def __init__(self, made: Future[Matcher], vocab_size: int):
+        self._made, self._vocab_size = made, vocab_size
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        if self._made.exception() is None:
+            self._made.result().advance(tokens)
+
+    def masks(self, drafts: Sequence[int]) -> I32:
+        if self._made.exception() is not None:
+            return np.zeros((1 + len(drafts), -(-self._vocab_size // 32)), np.int32)
+        return self._made.result().masks(drafts)
+
+
+def masks_with_rollback(
+    drafts: Sequence[int], mask: Callable[[], I32], consume: Callable[[int], bool], roll_back: Callable[[int], None]
+) -> I32:
+    """Return the masks before the first draft and after each: consume the drafts, one by one, and take them back.
+
+    ``consume(token)`` returns False, and changes nothing, if the grammar forbids the token. The masks after it are
+    those before it: they have no effect.
+    """
+    found, consumed = [mask()], 0
+    for draft in drafts:
+        if consumed == len(found) - 1 and consume(draft):
+            consumed += 1
+            found.append(mask())
+        else:
+            found.append(found[-1])
+    if consumed:
+        roll_back(consumed)
+    return np.stack(found)

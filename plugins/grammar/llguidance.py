@@ -1,0 +1,137 @@
+"""`grammar=llguidance`: masks by the library llguidance: fast, with most of JSON schema, and with Lark grammars."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from minisgl.hooks import hookimpl
+from minisgl.plugins.grammar.base import (
+    Grammars,
+    Matcher,
+    masks_with_rollback,
+    read_choices,
+    read_json,
+    refuse,
+    token_bytes,
+)
+from minisgl.plugins.grammar.schema import strict
+from minisgl.sampling_params import Grammar
+
+if TYPE_CHECKING:
+    from minisgl.tokenizer import Tokenizer
+
+I32 = npt.NDArray[np.int32]
+JSON_OPTIONS = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+"""The form of JSON: that of `json.dumps`, as in `minisgl.plugins.grammar.schema`."""
+
+
+@dataclass
+class LLGuidance:
+    """The kinds of ``plain``, most of JSON schema, and grammars of Lark (https://github.com/guidance-ai/llguidance).
+
+    ``forcing``: where only one text is possible, allow only the tokens that the tokenizer makes of it. Otherwise any
+    tokens with this text are allowed, as in ``plain``.
+    """
+
+    forcing: bool = True
+
+    def build(self, tokenizer: Tokenizer) -> LLGuidanceGrammars:
+        return LLGuidanceGrammars(tokenizer, self.forcing)
+
+
+class _Vocabulary:
+    """The attributes that `llguidance.LLTokenizer` reads of a tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer, tokens: Sequence[bytes], end_id: int):
+        self._tokenizer = tokenizer
+        self.eos_token_id, self.bos_token_id, self.tokens = end_id, None, list(tokens)
+        self.special_token_ids = [token for token, data in enumerate(tokens) if not data]
+
+    def __call__(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+class LLGuidanceGrammars(Grammars):
+    """Checks grammars, and makes `llguidance.LLMatcher` objects."""
+
+    def __init__(self, tokenizer: Tokenizer, forcing: bool):
+        import llguidance
+
+        super().__init__(tokenizer)
+        self._forcing = forcing
+        self._library = llguidance
+        self._llg_tokenizer: Any = None
+
+    def _source(self, grammar: Grammar) -> str:
+        """Return the grammar in llguidance's own form. Raise `InvalidRequestError` if it is wrong."""
+        match grammar.kind:
+            case "json_schema":
+                schema = strict(read_json(grammar))
+                if not isinstance(schema, dict):
+                    schema = {} if schema is True else {"not": {}}
+                lark = "start: %json " + json.dumps(schema | {"x-guidance": JSON_OPTIONS})
+            case "regex":
+                lark = f"start: /{self._library.regex_to_lark(grammar.text, 'dw')}/"
+            case "choice":
+                lark = "start: " + " | ".join(map(json.dumps, read_choices(grammar)))
+            case _:
+                lark = grammar.text
+        if not self._forcing:
+            lark = '%llguidance {"no_forcing": true}\n' + lark
+        return str(self._library.LLMatcher.grammar_from_lark(lark))
+
+    def check(self, grammar: Grammar) -> None:
+        error = self._library.LLMatcher.validate_grammar(self._source(grammar))
+        if error and not error.startswith("WARNING"):
+            raise refuse(grammar, error.splitlines()[0])
+
+    def _matcher(self, grammar: Grammar, vocab_size: int, end_ids: Sequence[int]) -> Matcher:
+        if self._llg_tokenizer is None:
+            from llguidance._tokenizer import TokenizerWrapper
+
+            tokens = token_bytes(self.tokenizer, vocab_size)
+            # The end of an answer is a token of its own: the masks below allow all of the request's end ids for it.
+            wrapper = TokenizerWrapper(_Vocabulary(self.tokenizer, [*tokens, b""], vocab_size))
+            self._llg_tokenizer = self._library.LLTokenizer(wrapper, n_vocab=vocab_size + 1, eos_token=vocab_size)
+        matcher = self._library.LLMatcher(self._llg_tokenizer, self._source(grammar), log_level=0)
+        return LLGuidanceMatcher(matcher, vocab_size, end_ids)
+
+
+class LLGuidanceMatcher:
+    """One answer in llguidance."""
+
+    def __init__(self, matcher: Any, vocab_size: int, end_ids: Sequence[int]):
+        self._matcher, self._vocab_size, self._end_ids = matcher, vocab_size, end_ids
+        self._words = -(-vocab_size // 32)
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        self._matcher.consume_tokens([token for token in tokens if token not in self._end_ids])
+
+    def _mask(self) -> I32:
+        if self._matcher.is_error():
+            return np.zeros(self._words, np.int32)
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.int32)[: self._words].copy()
+        if self._vocab_size % 32:
+            bits[-1] &= np.int32((1 << (self._vocab_size % 32)) - 1)
+        if self._matcher.is_accepting():
+            view = bits.view(np.uint32)
+            for token in self._end_ids:
+                view[token // 32] |= np.uint32(1 << (token % 32))
+        return bits
+
+    def masks(self, drafts: Sequence[int]) -> I32:
+        def consume(token: int) -> bool:
+            return token not in self._end_ids and self._matcher.try_consume_tokens([token]) == 1
+
+        return masks_with_rollback(drafts, self._mask, consume, self._matcher.rollback)
+
+
+@hookimpl
+def minisgl_configs() -> Any:
+    yield "grammar", "llguidance", LLGuidance

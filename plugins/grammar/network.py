@@ -1,0 +1,234 @@
+"""Grammars as networks of nodes whose edges read bytes, and `Automaton`, which computes the states of such a network.
+
+A network is a nondeterministic automaton with calls: an edge reads one byte, or nothing, or calls a rule, which is a
+network of its own. So rules may be recursive, as JSON is: Woods, Transition Network Grammars for Natural Language
+Analysis, 1970. `Automaton` makes it deterministic while it is used, by the subset construction.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Expression = Callable[["Network", int], int]
+"""A part of a grammar: ``expression(network, start)`` adds it at the node ``start`` and returns its last node."""
+
+DEAD, START = 0, 1
+"""The state from which no text leads to an end, and the first state."""
+MAX_NODES = 200_000
+"""The largest number of nodes and edges of a grammar."""
+MAX_STATES = 20_000
+"""The largest number of states of an automaton, each of which has a row of 1 KiB."""
+MAX_PAIRS = 5_000
+"""The largest number of pairs of a node and a stack in one state."""
+
+
+class GrammarTooLargeError(ValueError):
+    """A grammar has too many nodes or states, or a rule begins with itself."""
+
+
+class Network:
+    """The nodes and edges of a grammar, from node 0 to the node ``end``."""
+
+    def __init__(self, grammar: Expression):
+        self.reads: list[list[tuple[int, int, int]]] = []  # node → (first byte, last byte, next node)
+        self.skips: list[list[int]] = []  # node → nodes that are reached without a byte
+        self.calls: list[list[tuple[str, int]]] = []  # node → (rule, the node after it)
+        self.rules: dict[str, tuple[int, int]] = {}  # name → first and last node
+        self._size = 0
+        self.end = grammar(self, self.node())
+
+    def node(self) -> int:
+        """Return a new node."""
+        self._count()
+        self.reads.append([])
+        self.skips.append([])
+        self.calls.append([])
+        return len(self.reads) - 1
+
+    def read(self, start: int, first: int, last: int, end: int) -> None:
+        """Add an edge that reads one byte from ``first`` to ``last``."""
+        self._count()
+        self.reads[start].append((first, last, end))
+
+    def skip(self, start: int, end: int) -> int:
+        """Add an edge that reads nothing. Return ``end``."""
+        self._count()
+        self.skips[start].append(end)
+        return end
+
+    def call(self, start: int, name: str, body: Expression) -> int:
+        """Add an edge that reads what the rule ``name`` reads, which is ``body``. Return the node after it."""
+        if name not in self.rules:
+            first, last = self.node(), self.node()
+            self.rules[name] = first, last  # the body may call the rule
+            self.skip(body(self, first), last)
+        after = self.node()
+        self.calls[start].append((name, after))
+        return after
+
+    def _count(self) -> None:
+        self._size += 1
+        if self._size > MAX_NODES:
+            raise GrammarTooLargeError(f"The grammar has more than {MAX_NODES} nodes and edges.")
+
+
+# ---- expressions -----------------------------------------------------------------------------------------
+
+
+def byte(first: int, last: int) -> Expression:
+    """Return one byte from ``first`` to ``last``."""
+
+    def add(network: Network, start: int) -> int:
+        end = network.node()
+        network.read(start, first, last, end)
+        return end
+
+    return add
+
+
+def literal(text: bytes) -> Expression:
+    """Return exactly these bytes."""
+    return sequence(*(byte(each, each) for each in text))
+
+
+def sequence(*parts: Expression) -> Expression:
+    """Return the parts one after another."""
+
+    def add(network: Network, start: int) -> int:
+        for part in parts:
+            start = part(network, start)
+        return start
+
+    return add
+
+
+def choice(*parts: Expression) -> Expression:
+    """Return one of the parts."""
+
+    def add(network: Network, start: int) -> int:
+        end = network.node()
+        for part in parts:
+            network.skip(part(network, start), end)
+        return end
+
+    return add
+
+
+def repeat(part: Expression, least: int = 0, most: int | None = None) -> Expression:
+    """Return ``part`` from ``least`` to ``most`` times; None: any number of times."""
+
+    def add(network: Network, start: int) -> int:
+        for _ in range(least):
+            start = part(network, start)
+        if most is None:
+            loop = network.skip(start, network.node())
+            network.skip(part(network, loop), loop)
+            return loop
+        end = network.node()
+        network.skip(start, end)
+        for _ in range(most - least):
+            start = part(network, start)
+            network.skip(start, end)
+        return end
+
+    return add
+
+
+def rule(name: str, body: Expression) -> Expression:
+    """Return a call of the rule ``name``: wherever it is used, its nodes exist once."""
+    return lambda network, start: network.call(start, name, body)
+
+
+# ---- states ----------------------------------------------------------------------------------------------
+
+
+class Automaton:
+    """The states of a network, numbered in the order in which they are first reached.
+
+    A state is the set of all places in the network at which a text may be. A place is a node and a stack: the nodes at
+    which the called rules go on. ``table`` int32 ``[states, 256]`` has the next state for each byte, `DEAD` if no text
+    of the grammar goes on with it; a row is valid after `expand`.
+    """
+
+    def __init__(self, network: Network):
+        self._network = network
+        self._ends = {last for _, last in network.rules.values()}
+        self._stacks: list[tuple[int, int]] = [(-1, -1)]  # stack → (node of its top, stack below); 0 is empty
+        self._stack_ids: dict[tuple[int, int], int] = {}
+        self._places: list[frozenset[tuple[int, int]]] = [frozenset()]
+        self._states: dict[frozenset[tuple[int, int]], int] = {frozenset(): DEAD}
+        self._next: dict[frozenset[tuple[int, int]], int] = {}  # places without those reached from them → state
+        self._expanded = np.zeros(64, bool)
+        self._expanded[DEAD] = True
+        self.table = np.zeros((64, 256), np.int32)
+        self._state([(0, 0)])
+
+    def is_final(self, state: int) -> bool:
+        """Return whether a text of the grammar may end here."""
+        return (self._network.end, 0) in self._places[state]
+
+    def walk(self, state: int, text: bytes) -> int:
+        """Return the state after ``text``."""
+        for each in text:
+            self.expand([state])
+            state = int(self.table[state, each])
+        return state
+
+    def expand(self, states: Sequence[int] | npt.NDArray[np.int32]) -> None:
+        """Compute the rows of ``states`` in the table."""
+        for state in np.unique(states).tolist():
+            if not self._expanded[state]:
+                self._expand(state)
+                self._expanded[state] = True
+
+    def _expand(self, state: int) -> None:
+        reads = self._network.reads
+        edges = [(first, last, end, stack) for node, stack in self._places[state] for first, last, end in reads[node]]
+        borders = sorted({border for first, last, _, _ in edges for border in (first, last + 1)})
+        for low, high in itertools.pairwise(borders):
+            reached = frozenset((end, stack) for first, last, end, stack in edges if first <= low and high - 1 <= last)
+            if reached:
+                target = self._next.get(reached)
+                if target is None:
+                    target = self._next[reached] = self._state(reached)
+                self.table[state, low:high] = target
+
+    def _state(self, places: Iterable[tuple[int, int]]) -> int:
+        """Return the number of the state with ``places`` and all that are reached from them without a byte."""
+        network, todo = self._network, list(places)
+        found = set(todo)
+        while todo:
+            node, stack = todo.pop()
+            reached = [(end, stack) for end in network.skips[node]]
+            reached += [(network.rules[name][0], self._push(after, stack)) for name, after in network.calls[node]]
+            if node in self._ends:
+                reached.append(self._stacks[stack])
+            for place in reached:
+                if place not in found:
+                    found.add(place)
+                    todo.append(place)
+            if len(found) > MAX_PAIRS:
+                raise GrammarTooLargeError("The grammar is too ambiguous, or one of its rules begins with itself.")
+        kept = frozenset(p for p in found if network.reads[p[0]] or p == (network.end, 0))
+        state = self._states.get(kept)
+        if state is None:
+            state = len(self._places)
+            if state == MAX_STATES:
+                raise GrammarTooLargeError(f"The grammar has more than {MAX_STATES} states.")
+            self._states[kept] = state
+            self._places.append(kept)
+            if state == len(self.table):
+                self.table = np.concatenate((self.table, np.zeros_like(self.table)))
+                self._expanded = np.concatenate((self._expanded, np.zeros_like(self._expanded)))
+        return state
+
+    def _push(self, node: int, stack: int) -> int:
+        number = self._stack_ids.get((node, stack))
+        if number is None:
+            number = self._stack_ids[node, stack] = len(self._stacks)
+            self._stacks.append((node, stack))
+        return number
