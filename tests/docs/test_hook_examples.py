@@ -31,6 +31,7 @@ from minisgl.models.resolve import resolve_model
 from minisgl.plugin_manager.discovery import HOOKS
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.quantization.e4m3.matrix import Fp8Matrix
+from minisgl.sampling_params import Grammar, InvalidRequestError
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.drive import Drive, Job, make_plugin
 from minisgl.testing.small import SPEC, job, no_lookahead, pool
@@ -269,6 +270,17 @@ def test_tokenizer() -> None:
     assert "".join(map(stream.feed, plain.encode("Hm, so.</think>Yes"))) + stream.flush() == "Yes"
     stream = briefed.stream([], SamplingParams())
     assert "".join(map(stream.feed, plain.encode("Yes, it is."))) + stream.flush() == "Yes, it is."
+
+
+def test_grammar() -> None:
+    choices = SamplingParams(max_tokens=9, temperature=1.0, grammar=Grammar("choice", '["a", "c"]'))
+    with llm("grammar", "grammar=letters") as engine:
+        answers = engine.generate(["Which?"] * 8, choices, progress=False)
+        assert {answer.text for answer in answers} <= {"a", "c"}
+        assert {answer.finish_reason for answer in answers} == {"stop"}
+        longer = Grammar("choice", '["ab"]')
+        with pytest.raises(InvalidRequestError, match="choices of one letter only"):
+            engine.generate(["Which?"], SamplingParams(grammar=longer), progress=False)
 
 
 def test_router() -> None:
