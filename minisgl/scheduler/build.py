@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from minisgl.core import Engine, Req
+from minisgl.core import Engine, InvalidRequestError, Req
 from minisgl.scheduler.base import Constraint, Drafting
 from minisgl.scheduler.observer import HookObserver
 from minisgl.scheduler.scheduler import Scheduler
-from minisgl.tokenizer.grammar import LazyGrammars
 
 if TYPE_CHECKING:
     from minisgl.config import Config
     from minisgl.plugin_manager.manager import PluginManager
+    from minisgl.tokenizer.grammar import LazyGrammars
     from minisgl.tokenizer.tokenizer import Tokenizer
 
 
@@ -39,8 +39,8 @@ def build_scheduler(
 
     The observers of ``manager`` receive the scheduler's events until ``manager.close()`` is called. ``clock`` returns
     seconds. The end-of-sequence ids of ``tokenizer`` are added to those of the engine. ``grammars`` reads the grammars
-    of requests; by default, the scheduler has its own. A benchmark may pass another ``proposer``, and turn off the
-    adaptation of the number of drafts.
+    of requests; without it, a request with a grammar is refused. A benchmark may pass another ``proposer``, and turn
+    off the adaptation of the number of drafts.
     """
     manager.observe(config, engine.spec)
     cache = manager.build("cache", config.cache, page_size=engine.spec.page_size)
@@ -60,10 +60,14 @@ def build_scheduler(
             rounds=config.verification_rounds,
         )
     eos_ids = engine.eos_ids | frozenset(() if tokenizer is None else tokenizer.eos_ids)
-    reader = grammars or LazyGrammars(lambda: config.grammar, manager, tokenizer)
 
     def constraint_of(req: Req) -> Constraint | None:
-        return reader.constraint(req.params.grammar, engine.spec.vocab_size, sorted(eos_ids))
+        grammar = req.params.grammar
+        if grammar is None:
+            return None
+        if grammars is None:
+            raise InvalidRequestError(grammar.field, "This scheduler was built without a reader of grammars.")
+        return grammars.constraint(grammar, engine.spec.vocab_size, sorted(eos_ids))
 
     return Scheduler(
         engine,

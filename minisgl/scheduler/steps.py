@@ -303,8 +303,8 @@ def token_masks(
 ) -> tuple[TokenMasks, list[Req]]:
     """Return the masks of a launched step that waits for those of its grammars, ``constraints`` by uid.
 
-    Also return the requests whose grammar allows no token at one of their positions. Their rows may sample any token:
-    the scheduler ends these requests, so nobody reads it.
+    Also return the requests whose grammar allows no token at one of their positions. The scheduler ends these
+    requests, so what their rows sample has no effect.
     """
     step = launched.step
     ends = np.cumsum(step.num_scheduled_tokens).tolist()

@@ -40,6 +40,7 @@ from minisgl.scheduler.scheduler import Scheduler
 from minisgl.server.errors import refusal
 from minisgl.server.worker_pool import Ready, Report
 from minisgl.tokenizer.detokenizer import PROMPT_TAIL_TOKENS
+from minisgl.tokenizer.grammar import LazyGrammars
 from minisgl.tokenizer.tokenizer import build_tokenizer
 from minisgl.utils.process import trim_heap
 
@@ -127,7 +128,8 @@ def run_leader(
     """Run rank 0: schedule requests until a `Stop` message arrives."""
     manager.load_built_in("observer", "metrics")  # for `GET /metrics`
     tokenizer = build_tokenizer(config.tokenizer, manager, resolve_model(config.model), False)
-    scheduler = build_scheduler(config, manager, engine, tokenizer=tokenizer)
+    grammars = LazyGrammars(lambda: config.grammar, manager, tokenizer)
+    scheduler = build_scheduler(config, manager, engine, tokenizer=tokenizer, grammars=grammars)
     loop = SchedulerLoop(
         scheduler,
         Pull(context, addresses.scheduler),
