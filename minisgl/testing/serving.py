@@ -29,8 +29,13 @@ _SAMPLE = re.compile(r"^(\w+)(\{.*\})? (\S+)$", re.MULTILINE)
 
 
 def scaled_timeout(seconds: float) -> float:
-    """Return ``seconds``, multiplied by the load per core if the machine is overloaded."""
-    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    """Return ``seconds``, multiplied by the load per core if the machine is overloaded.
+
+    The load is an average of the last minute, which follows late, and says nothing of a slow machine. So when tests run
+    in several processes, the limits are at least twice as long.
+    """
+    load = os.getloadavg()[0] / (os.cpu_count() or 1)
+    return seconds * max(2.0 if "PYTEST_XDIST_WORKER" in os.environ else 1.0, load)
 
 
 class Server:
