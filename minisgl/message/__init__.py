@@ -64,12 +64,13 @@ class ChatPrompt(msgspec.Struct, tag="chat"):
 
     ``messages`` are dictionaries with ``role`` and ``content``, as in the OpenAI API. ``add_generation_prompt`` ends
     the rendered text with the beginning of an assistant message. ``chat_template_kwargs`` are further template
-    variables.
+    variables. ``tools`` are the tools of which the template tells the model, in the OpenAI API's form.
     """
 
     messages: list[dict[str, Any]]
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] = {}
+    tools: list[dict[str, Any]] = []
 
 
 Prompt: TypeAlias = TextPrompt | TokensPrompt | ChatPrompt

@@ -24,6 +24,7 @@ from starlette.types import ASGIApp
 from minisgl.config import Config
 from minisgl.message import Prompt
 from minisgl.sampling_params import SamplingParams, shorten
+from minisgl.server.answer import AnswerForm, Chat
 from minisgl.server.dispatch import Dispatcher
 from minisgl.server.errors import CLIENT_CLOSED_REQUEST, ApiError
 from minisgl.server.extension import HttpExtension, overridden
@@ -67,7 +68,7 @@ class Api:
         self.sampling_defaults = sampling_defaults
         self._check_headers = overridden(extensions, "check_headers")
         self._check_fields = overridden(extensions, "check_fields")
-        self._check_body = overridden(extensions, "check_body")
+        self._check_body, self._forms = overridden(extensions, "check_body"), overridden(extensions, "answer_form")
         self._admit, self._watch = overridden(extensions, "admit"), overridden(extensions, "watch")
         dispatcher.make_room = self._find_room
 
@@ -91,6 +92,15 @@ class Api:
 
         return await parse_body(body, kind, check_and_convert, self._check_fields)
 
+    def prepare_chat(self, body: ChatRequest) -> Chat:
+        """Return a chat that was read, with its prompt and the form of its answer. Raise `ApiError`.
+
+        A route of another API makes a `ChatRequest` of its own body, and calls this in ``convert`` of `read`.
+        """
+        form = next((form for make in self._forms if (form := make(body)) is not None), None)
+        form = form or AnswerForm.plain(body)
+        return Chat(body, form.prompt(body.to_prompt()), form)
+
     def check_model(self, name: str | None) -> None:
         """Raise `ApiError` (404) for the name of another model than the server's."""
         if name is not None and name != self.model:
@@ -105,6 +115,18 @@ class Api:
             raise ApiError(401, "Incorrect API key provided: send Authorization: Bearer <key>.", code="invalid_api_key")
 
     # ---- requests to the workers -----------------------------------------------------------------------------
+
+    async def chat(self, request: Request, chat: Chat, builder: ResponseBuilder) -> Response:
+        """Submit a chat, and return the response, which ``builder`` formats. Raise `ApiError` for a refusal."""
+        body, limit = chat.body, chat.body.token_limit
+        default_limit: int | None = self.sampling_defaults.get("max_tokens")
+        most = default_limit or max(self.dispatcher.max_seq_len, 1)
+        params = body.params(most if limit is None else limit, body.num_logprobs, self.sampling_defaults)
+        builder.make_reader = chat.form.reader
+        return await self.generate(
+            request, [chat.prompt], chat.form.params(params), builder, stream_output=body.stream,
+            max_tokens_from_context=limit is None,
+        )  # fmt: skip
 
     async def generate(
         self,
@@ -181,17 +203,9 @@ def _add_openai_routes(router: fastapi.APIRouter, api: Api) -> None:
 
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        body, prompt = await api.read(request, ChatRequest, ChatRequest.to_prompt)
+        body, chat = await api.read(request, ChatRequest, api.prepare_chat)
         api.check_model(body.model)
-        limit = body.token_limit
-        if limit is None:
-            limit = default_limit or max(dispatcher.max_seq_len, 1)
-        params = body.params(limit, body.num_logprobs, api.sampling_defaults)
-        builder = builder_of(request, body, True, body.logprobs)
-        from_context = body.token_limit is None
-        return await api.generate(
-            request, [prompt], params, builder, stream_output=body.stream, max_tokens_from_context=from_context
-        )
+        return await api.chat(request, chat, builder_of(request, body, True, body.logprobs))
 
     @router.post("/v1/completions")
     async def completions(request: Request) -> Response:

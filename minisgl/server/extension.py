@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from minisgl.plugin_manager.manager import PluginManager
+    from minisgl.server.answer import AnswerForm
     from minisgl.server.app import Api
+    from minisgl.server.protocol import ChatRequest
     from minisgl.server.request_record import RequestRecord, Stream
 
 FOLDER = "minisgl.plugins.http"
@@ -91,6 +93,13 @@ class HttpExtension:
 
         ``max_seq_len`` is the largest number of tokens of a request. A large body is checked in another thread.
         """
+
+    def answer_form(self, body: ChatRequest) -> AnswerForm | None:
+        """Return how the answer to a chat is asked for and read, or None to leave it to others.
+
+        The first extension that returns a form decides. Called after `check_body`. Raise `ApiError` to refuse the chat.
+        """
+        return None
 
     def admit(self, prompts: Sequence[Prompt], params: SamplingParams, record: RequestRecord) -> None:
         """Check a generation before anything is sent to another process. Raise `ApiError` to refuse it."""

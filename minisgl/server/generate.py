@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from minisgl.core import Finished
 from minisgl.message import Delta, PromptLogprob, TokenLogprob
+from minisgl.server.answer import AnswerReader, CallBegin, Part, PlainReader, message, message_delta
 from minisgl.server.dispatch import Dispatcher
 from minisgl.server.errors import CLIENT_CLOSED_REQUEST, ApiError
 from minisgl.server.request_record import Stream
@@ -36,11 +37,15 @@ _MIN_LOGPROB = -9999.0
 class Choice:
     """The output of one choice: all of it for a full response, or the part for the next chunk of a stream.
 
-    ``index`` is the choice's position in the response.
+    ``index`` is the choice's position in the response. ``text`` is the output as the model wrote it, and ``parts`` are
+    the same text as ``reader`` reads it. ``has_calls`` is true once the output has had a tool call.
     """
 
     index: int
+    reader: AnswerReader = field(default_factory=PlainReader)
     text: str = ""
+    parts: list[Part] = field(default_factory=list)
+    has_calls: bool = False
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[list[PromptLogprob] | None] = field(default_factory=list)
@@ -50,6 +55,9 @@ class Choice:
     def add(self, delta: Delta) -> None:
         """Append a delta of this choice's request."""
         self.text += delta.text
+        parts = self.reader.feed(delta.text) + (self.reader.finish() if delta.finish is not None else [])
+        self.parts += parts
+        self.has_calls = self.has_calls or any(isinstance(part, CallBegin) for part in parts)
         self.tokens += delta.tokens
         self.logprobs += delta.logprobs
         self.prompt_logprobs += delta.prompt_logprobs
@@ -57,7 +65,15 @@ class Choice:
 
     def next_chunk(self) -> Choice:
         """Return an empty `Choice` for the same index, which collects the output for the chunk after this one."""
-        return Choice(self.index, offset=self.offset + sum(len(token.text) for token in self.logprobs))
+        offset = self.offset + sum(len(token.text) for token in self.logprobs)
+        return Choice(self.index, self.reader, has_calls=self.has_calls, offset=offset)
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the choice ended, in the words of a chat: an answer with tool calls that is complete has "tool_calls"."""
+        if self.finish is None:
+            return None
+        return "tool_calls" if self.has_calls and self.finish.finish_reason == "stop" else self.finish.finish_reason
 
 
 class ResponseBuilder:
@@ -67,7 +83,7 @@ class ResponseBuilder:
     `usage_chunk` and `error` build the bodies of its events, which `encode` makes bytes. ``n`` is the number of choices
     of each prompt. ``logprobs`` and ``token_ids`` add these fields to the choices. ``include_usage`` adds the usage to
     a stream. ``prompt_logprobs`` adds the prompt's log-probabilities to a response that is not streamed. The response's
-    id ends in ``request_id``.
+    id ends in ``request_id``. ``make_reader`` returns the reader of one choice's text.
     """
 
     def __init__(
@@ -81,8 +97,10 @@ class ResponseBuilder:
         include_usage: bool,
         prompt_logprobs: bool = False,
         request_id: str | None = None,
+        make_reader: Callable[[], AnswerReader] = PlainReader,
     ):
         self.chat, self.model, self.n = chat, model, n
+        self.make_reader = make_reader
         self.logprobs, self.token_ids, self.include_usage = logprobs, token_ids, include_usage
         self.prompt_logprobs = prompt_logprobs
         self.id = f"{'chatcmpl' if chat else 'cmpl'}-{request_id or uuid.uuid4().hex}"
@@ -93,7 +111,7 @@ class ResponseBuilder:
         body = []
         for choice in choices:
             if self.chat:
-                content: dict[str, Any] = {"message": {"role": "assistant", "content": choice.text, "refusal": None}}
+                content: dict[str, Any] = {"message": {"role": "assistant", "refusal": None, **message(choice.parts)}}
             else:
                 content = {"text": choice.text}
             if self.prompt_logprobs and not self.chat:  # the first choice of a prompt reports them for all
@@ -116,9 +134,9 @@ class ResponseBuilder:
     def chunk(self, choice: Choice) -> dict[str, Any]:
         """Return the chunk with the output of a choice since its last chunk."""
         if self.chat:
-            content: dict[str, Any] = {
-                "delta": {"content": choice.text} if choice.text or choice.finish is None else {}
-            }
+            content: dict[str, Any] = {"delta": message_delta(choice.parts)}
+            if not content["delta"] and choice.finish is None:
+                content["delta"] = {"content": ""}
         else:
             content = {"text": choice.text}
         return self._chunk({"index": choice.index, **content, **self._common_fields(choice, bool(choice.logprobs))})
@@ -164,7 +182,7 @@ class ResponseBuilder:
         format_logprobs = _chat_logprobs if self.chat else _completion_logprobs
         fields = {
             "logprobs": format_logprobs(choice) if with_logprobs else None,
-            "finish_reason": choice.finish.finish_reason if choice.finish is not None else None,
+            "finish_reason": choice.finish_reason,
         }
         return {**fields, "token_ids": choice.tokens} if self.token_ids else fields
 
@@ -229,7 +247,7 @@ class Json(Response):
 
 async def respond_json(request: Request, dispatcher: Dispatcher, stream: Stream, builder: ResponseBuilder) -> Response:
     """Wait until all choices have finished, and return the full response. Raise `ApiError` if a choice failed."""
-    choices = [Choice(index) for index in range(len(stream.uids))]
+    choices = [Choice(index, builder.make_reader()) for index in range(len(stream.uids))]
 
     async def collect() -> None:
         while not stream.done:
@@ -285,7 +303,8 @@ class EventStream(Response):
     async def _send_events(self, send: Send) -> None:
         stream, builder = self._stream, self._builder
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        choices = [Choice(index) for index in range(len(stream.uids))]  # the output since the last chunk of each choice
+        # the output since the last chunk of each choice
+        choices = [Choice(index, builder.make_reader()) for index in range(len(stream.uids))]
         body = builder.encode([builder.first_chunk(choice.index) for choice in choices])
         self._sent = [time.monotonic()] * len(choices)
         try:
@@ -313,7 +332,7 @@ class EventStream(Response):
         for index in dict.fromkeys(index for index, _ in deltas):
             choice = choices[index]
             due = with_ids or now - self._sent[index] > MAX_SILENCE
-            if choice.text or choice.logprobs or choice.finish or (due and choice.tokens):
+            if choice.parts or choice.logprobs or choice.finish or (due and choice.tokens):
                 self._sent[index] = now
                 chunks.append(self._builder.chunk(choice))
                 choices[index] = choice.next_chunk()

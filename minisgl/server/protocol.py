@@ -153,7 +153,7 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ChatRequest(GenerateRequest, kw_only=True):
-    """The body of ``POST /v1/chat/completions``.
+    """The body of ``POST /v1/chat/completions``. `minisgl.server.answer.AnswerForm` uses the parameters of tools.
 
     Without ``max_tokens`` and ``max_completion_tokens``, the output may fill the rest of the context.
     """
@@ -164,6 +164,9 @@ class ChatRequest(GenerateRequest, kw_only=True):
     logprobs: bool = False
     top_logprobs: int | None = None
     chat_template_kwargs: dict[str, Any] = {}
+    tools: list[dict[str, Any]] = []
+    tool_choice: Any = None
+    parallel_tool_calls: bool = True
 
     @property
     def token_limit(self) -> int | None:
