@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from minisgl.sampling_params import InvalidRequestError, SamplingParams
+from minisgl.sampling_params import InvalidRequestError, SamplingParams, too_long
 
 __all__ = [
     "I32",
@@ -255,11 +255,11 @@ class EngineSpec:
         limit = self.max_tokens_per_request
         if num_prompt_tokens + max_tokens > limit:
             limited_by = "the model's context" if limit == self.max_seq_len else "the KV pool"
-            raise InvalidRequestError(
+            raise too_long(
                 "prompt" if num_prompt_tokens >= limit else "max_tokens",
-                f"The prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}. Together they exceed the "
-                f"{limit} tokens that {limited_by} can hold.",
-                "context_length_exceeded",
+                limit,
+                f"The prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}: together more than "
+                f"{limited_by} can hold.",
             )
 
 

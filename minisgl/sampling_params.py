@@ -24,6 +24,16 @@ class InvalidRequestError(ValueError):
         return InvalidRequestError, (self.field, self.message, self.code)
 
 
+def too_long(field: str, limit: int, what: str) -> InvalidRequestError:
+    """Return the error of a request that is longer than the ``limit`` tokens of the context. ``what`` says its length.
+
+    The message begins with OpenAI's words, by which clients such as litellm recognise this error.
+    """
+    return InvalidRequestError(
+        field, f"This model's maximum context length is {limit} tokens. {what}", "context_length_exceeded"
+    )
+
+
 class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a text may be, for `SamplingParams.grammar`.
 

@@ -169,12 +169,13 @@ class NewRequest(msgspec.Struct, array_like=True):
     """A request that the scheduler has just accepted, described for the detokenizer.
 
     ``prompt_tail`` are the prompt's last token ids, at most `minisgl.tokenizer.detokenizer.PROMPT_TAIL_TOKENS`, or all
-    of them if the request asks for the prompt's log-probabilities.
+    of them if the request asks for the prompt's log-probabilities. ``prompt_tokens`` is the length of the prompt.
     """
 
     uid: int
     prompt_tail: list[int]
     params: SamplingParams
+    prompt_tokens: int = 0
 
 
 class Outputs(Message):
@@ -235,9 +236,13 @@ class Delta(msgspec.Struct, array_like=True):
 
 
 class Accepted(Message):
-    """A notice that the scheduler accepted these requests: they passed every check and are waiting requests now."""
+    """A notice that the scheduler accepted these requests: they passed every check and are waiting requests now.
+
+    ``prompt_tokens`` are the numbers of tokens of their prompts.
+    """
 
     uids: list[int]
+    prompt_tokens: list[int]
 
 
 class Replies(Message):

@@ -69,6 +69,7 @@ class Api:
         self._check_headers = overridden(extensions, "check_headers")
         self._check_fields = overridden(extensions, "check_fields")
         self._check_body, self._forms = overridden(extensions, "check_body"), overridden(extensions, "answer_form")
+        self._check_health = overridden(extensions, "check_health")
         self._admit, self._watch = overridden(extensions, "admit"), overridden(extensions, "watch")
         dispatcher.make_room = self._find_room
 
@@ -108,6 +109,12 @@ class Api:
                 404, f"The model {shorten(repr(name))} does not exist here: this server has {self.model!r}.",
                 "model", "model_not_found",
             )  # fmt: skip
+
+    def check_healthy(self) -> None:
+        """Raise `ApiError` (503) unless the server can generate, and no extension finds it unhealthy."""
+        self.dispatcher.check_open()
+        for check in self._check_health:
+            check()
 
     def check_key(self, request: Request) -> None:
         """Raise `ApiError` (401) unless the request has the API key, or the server has none."""
@@ -197,8 +204,10 @@ def _add_openai_routes(router: fastapi.APIRouter, api: Api) -> None:
             logprobs=logprobs,
             token_ids=body.return_token_ids,
             include_usage=body.include_usage,
+            continuous_usage=body.stream_options is not None and body.stream_options.continuous_usage_stats,
             prompt_logprobs=body.prompt_logprobs is not None,
             request_id=record_of(request.scope).id,
+            names=body.names,
         )
 
     @router.post("/v1/chat/completions")
@@ -220,7 +229,7 @@ def _add_openai_routes(router: fastapi.APIRouter, api: Api) -> None:
 
     def model_card() -> dict[str, object]:
         if dispatcher.spec is None:  # clients take a model card as the sign that the server is ready
-            raise ApiError(503, dispatcher.reason)
+            raise dispatcher.unavailable()
         card = {"id": api.model, "object": "model", "created": started, "owned_by": "minisgl"}
         return {**card, "max_model_len": dispatcher.max_seq_len}
 
@@ -235,21 +244,14 @@ def _add_openai_routes(router: fastapi.APIRouter, api: Api) -> None:
 
 
 def _add_probes(router: fastapi.APIRouter, api: Api) -> None:
-    checks = overridden(api.extensions, "check_health")
-
-    def check_healthy() -> None:
-        api.dispatcher.check_open()
-        for check in checks:
-            check()
-
     @router.api_route("/health", methods=GET_OR_HEAD)
     async def health() -> Response:
-        check_healthy()
+        api.check_healthy()
         return Json({"status": "ok"})
 
     @router.api_route("/ready", methods=GET_OR_HEAD)
     async def ready() -> Response:
-        check_healthy()
+        api.check_healthy()
         api.dispatcher.check_open(1)
         return Json({"status": "ready"})
 
@@ -263,10 +265,14 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
         url = shorten(f"{request.method} {request.url.path}")
-        messages = {404: f"Unknown request URL: {url}.", 405: f"Method not allowed: {url}."}
-        message = messages.get(error.status_code, str(error.detail))
+        message, code = str(error.detail), None
+        if error.status_code == 404:
+            message, code = f"Unknown request URL: {url}.", "unknown_url"
+        elif error.status_code == 405:
+            allowed = (error.headers or {}).get("Allow", "")
+            message, code = f"Method not allowed: {url}. This URL has: {allowed}.", "method_not_allowed"
         record_of(request.scope).error = message
-        return Json(ApiError(error.status_code, message, code="unknown_url").body, error.status_code, error.headers)
+        return Json(ApiError(error.status_code, message, code=code).body, error.status_code, error.headers)
 
     @app.exception_handler(Exception)
     async def internal_error(request: Request, error: Exception) -> Response:

@@ -45,6 +45,8 @@ DISPLACED = (
     "share: try again later, or with fewer prompts or a smaller n."
 )
 """The error message of a request that was ended to make room."""
+START_RETRY_SECONDS = 2
+"""Seconds after which a client should repeat a request that came while the server starts."""
 _BATCH = 64
 """The largest number of messages that are received before other tasks of the event loop run."""
 
@@ -171,7 +173,12 @@ class Dispatcher:
 
     def _check_state(self) -> None:
         if self.state != "ready":
-            raise ApiError(503, self.reason)
+            raise self.unavailable()
+
+    def unavailable(self) -> ApiError:
+        """Return the error (503) of a request while the server can't answer it. While it starts, it may be repeated."""
+        headers = {"retry-after": str(START_RETRY_SECONDS)} if self.state == "starting" else {}
+        return ApiError(503, self.reason, headers=headers)
 
     def _overloaded(self) -> ApiError:
         message = f"Too many requests are open ({self.num_open} of {self._max_open}): try again later."
@@ -251,7 +258,7 @@ class Dispatcher:
     async def _query(self, to: Push, query: Callable[[int], Message], kind: type[R]) -> R:
         """Send ``query(uid)`` with a new uid to a worker, and return the worker's reply, which is of type ``kind``."""
         if self.state not in ("ready", "draining"):
-            raise ApiError(503, self.reason)
+            raise self.unavailable()
         uid = next(self._uids)
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._queries[uid] = future
@@ -278,10 +285,11 @@ class Dispatcher:
             case Replies(deltas=deltas):
                 for delta in deltas:
                     self._deliver(delta)
-            case Accepted(uids=uids):
-                for uid in uids:
+            case Accepted(uids=uids, prompt_tokens=prompt_tokens):
+                for uid, tokens in zip(uids, prompt_tokens, strict=True):
                     if uid in self._requests:
-                        self._requests[uid][0].accept()
+                        stream, index = self._requests[uid]
+                        stream.accept(index, tokens)
             case TokenizerReply(uid=uid) | Stats(uid=uid):
                 future = self._queries.get(uid)
                 if future is not None and not future.done():

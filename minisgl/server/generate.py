@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ from minisgl.core import Finished
 from minisgl.message import Delta, PromptLogprob, TokenLogprob
 from minisgl.server.answer import AnswerReader, CallBegin, Part, PlainReader, message, message_delta
 from minisgl.server.dispatch import Dispatcher
-from minisgl.server.errors import CLIENT_CLOSED_REQUEST, ApiError
+from minisgl.server.errors import CLIENT_CLOSED_REQUEST, NO_NAMES, ApiError
 from minisgl.server.request_record import Stream
 
 T = TypeVar("T")
@@ -82,8 +82,10 @@ class ResponseBuilder:
     `full` builds the body of a response that is not streamed. For a streamed response, `first_chunk`, `chunk`,
     `usage_chunk` and `error` build the bodies of its events, which `encode` makes bytes. ``n`` is the number of choices
     of each prompt. ``logprobs`` and ``token_ids`` add these fields to the choices. ``include_usage`` adds the usage to
-    a stream. ``prompt_logprobs`` adds the prompt's log-probabilities to a response that is not streamed. The response's
-    id ends in ``request_id``. ``make_reader`` returns the reader of one choice's text.
+    a stream, and ``continuous_usage`` to each of its chunks, as in vLLM. ``prompt_logprobs`` adds the prompt's
+    log-probabilities to a response that is not streamed. The response's id ends in ``request_id``. ``names`` are the
+    client's names of fields: `ApiError.from_finished`. ``make_reader`` returns the reader of one
+    choice's text.
     """
 
     def __init__(
@@ -95,14 +97,17 @@ class ResponseBuilder:
         logprobs: bool,
         token_ids: bool,
         include_usage: bool,
+        continuous_usage: bool = False,
         prompt_logprobs: bool = False,
         request_id: str | None = None,
+        names: Mapping[str, str] = NO_NAMES,
         make_reader: Callable[[], AnswerReader] = PlainReader,
     ):
         self.chat, self.model, self.n = chat, model, n
         self.make_reader = make_reader
         self.logprobs, self.token_ids, self.include_usage = logprobs, token_ids, include_usage
-        self.prompt_logprobs = prompt_logprobs
+        self.continuous_usage = include_usage and continuous_usage
+        self.prompt_logprobs, self.names = prompt_logprobs, names
         self.id = f"{'chatcmpl' if chat else 'cmpl'}-{request_id or uuid.uuid4().hex}"
         self.created = int(time.time())
 
@@ -162,13 +167,12 @@ class ResponseBuilder:
         finished = [end for end in ends if end is not None]
         first_choices = finished[:: self.n]
         prompt_tokens = sum(end.prompt_tokens for end in first_choices)
-        output_tokens = sum(end.output_tokens for end in finished)
-        return {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": output_tokens,
-            "total_tokens": prompt_tokens + output_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(end.cached_tokens for end in first_choices)},
-        }
+        counts = _usage(prompt_tokens, sum(end.output_tokens for end in finished))
+        return {**counts, "prompt_tokens_details": {"cached_tokens": sum(end.cached_tokens for end in first_choices)}}
+
+    def usage_so_far(self, stream: Stream, output_tokens: int) -> dict[str, Any]:
+        """Return the token counts of a stream that has not ended. They have no cached tokens yet."""
+        return _usage(sum(stream.num_prompt_tokens[:: self.n]), output_tokens)
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
@@ -185,6 +189,14 @@ class ResponseBuilder:
             "finish_reason": choice.finish_reason,
         }
         return {**fields, "token_ids": choice.tokens} if self.token_ids else fields
+
+
+def _usage(prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": output_tokens,
+        "total_tokens": prompt_tokens + output_tokens,
+    }
 
 
 def _chat_logprobs(choice: Choice) -> dict[str, Any]:
@@ -293,6 +305,7 @@ class EventStream(Response):
         self.init_headers({"cache-control": "no-cache"})
         self._dispatcher, self._stream, self._builder = dispatcher, stream, builder
         self._sent = [0.0] * len(stream.uids)  # the time of each choice's last chunk
+        self._output_tokens = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -305,7 +318,7 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         # the output since the last chunk of each choice
         choices = [Choice(index, builder.make_reader()) for index in range(len(stream.uids))]
-        body = builder.encode([builder.first_chunk(choice.index) for choice in choices])
+        body = self._encode([builder.first_chunk(choice.index) for choice in choices])
         self._sent = [time.monotonic()] * len(choices)
         try:
             while not stream.done:
@@ -327,8 +340,9 @@ class EventStream(Response):
         for index, delta in deltas:
             _check(delta, self._builder)
             choices[index].add(delta)
+            self._output_tokens += len(delta.tokens)
         with_ids, now = self._builder.token_ids, time.monotonic()
-        chunks = []
+        chunks: list[dict[str, Any] | None] = []
         for index in dict.fromkeys(index for index, _ in deltas):
             choice = choices[index]
             due = with_ids or now - self._sent[index] > MAX_SILENCE
@@ -336,6 +350,12 @@ class EventStream(Response):
                 self._sent[index] = now
                 chunks.append(self._builder.chunk(choice))
                 choices[index] = choice.next_chunk()
+        return self._encode(chunks)
+
+    def _encode(self, chunks: list[dict[str, Any] | None]) -> bytes:
+        if self._builder.continuous_usage:
+            usage = self._builder.usage_so_far(self._stream, self._output_tokens)
+            chunks = [None if chunk is None else {**chunk, "usage": usage} for chunk in chunks]
         return self._builder.encode(chunks)
 
 
@@ -346,7 +366,7 @@ def _check(delta: Delta, builder: ResponseBuilder) -> None:
         return
     if end.finish_reason == "abort":
         raise ApiError(500, "The request was aborted.")
-    raise ApiError.from_finished(end, {"prompt": "messages"} if builder.chat else None)
+    raise ApiError.from_finished(end, builder.names)
 
 
 async def _run_unless_disconnected(receive: Receive, work: Awaitable[T]) -> bool:

@@ -17,12 +17,10 @@ import msgspec
 
 from minisgl.message import ChatPrompt, Prompt, TextPrompt, TokensPrompt, pack_ids
 from minisgl.sampling_params import Grammar, InvalidRequestError, SamplingParams, shorten
-from minisgl.server.errors import ApiError
+from minisgl.server.errors import NO_NAMES, ApiError
 from minisgl.utils.json_file import is_neutral
 
 S = TypeVar("S", bound=msgspec.Struct)
-VALUES_PER_TOKEN = 4
-"""The largest number of JSON values inside the fields of all messages, for each token that the server allows."""
 FIELD_ROLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "tool_calls": ("assistant",),
@@ -40,9 +38,14 @@ DEFAULT_MAX_TOKENS = 16
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The parameter ``stream_options``. ``include_usage`` adds a last chunk with the usage of the whole request."""
+    """The parameter ``stream_options``.
+
+    ``include_usage`` adds a last chunk with the usage of all choices. With it, ``continuous_usage_stats`` adds
+    the usage so far to each chunk, as in vLLM.
+    """
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True):
@@ -74,6 +77,11 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     priority: int = 0
     grammar: Grammar | None = None
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """The client's names of fields that have another name in the core, for error messages."""
+        return NO_NAMES
 
     @property
     def include_usage(self) -> bool:
@@ -115,7 +123,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
         try:
             params.check()
         except InvalidRequestError as error:
-            raise ApiError.from_invalid(error) from None
+            raise ApiError.from_invalid(error, self.names) from None
         return params
 
 
@@ -169,6 +177,11 @@ class ChatRequest(GenerateRequest, kw_only=True):
     parallel_tool_calls: bool = True
 
     @property
+    def names(self) -> Mapping[str, str]:
+        renamed = {} if self.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
+        return {"prompt": "messages", **renamed}
+
+    @property
     def token_limit(self) -> int | None:
         """The value of ``max_completion_tokens``, or of ``max_tokens``, its older name. None if neither is set.
 
@@ -193,51 +206,6 @@ class ChatRequest(GenerateRequest, kw_only=True):
         return chat_prompt(self.messages, True, self.chat_template_kwargs)
 
 
-# ---- sizes -----------------------------------------------------------------------------------------
-# A text is bounded by its length (`minisgl.server.text_process`), but a chat of 36,000 empty messages has almost no
-# text, and rendering it takes a second of the tokenizer's time. So the tokenizer counts the parts of a chat first.
-
-
-def check_chat_size(
-    messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any], max_seq_len: int, max_chars: int | None = None
-) -> None:
-    """Raise `InvalidRequestError` for a chat that is too large to be rendered.
-
-    Each message costs at least a token, so there are at most ``max_seq_len`` messages. Content parts, tool calls and
-    template variables have at most `VALUES_PER_TOKEN` JSON values a token, and all strings ``max_chars`` characters.
-    """
-    if len(messages) > max_seq_len:
-        _refuse_size(f"The chat has {len(messages)} messages. Each costs at least a token, and", max_seq_len)
-    num_chars, left = 0, VALUES_PER_TOKEN * max_seq_len
-    todo: list[Any] = [value for message in messages for value in message.values()]
-    todo += kwargs.values()
-    while todo:
-        value = todo.pop()
-        if isinstance(value, str):
-            num_chars += len(value)
-            continue
-        children = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-        left -= len(children)
-        if left < 0:
-            values = f"The chat has more than {VALUES_PER_TOKEN * max_seq_len} values in content parts, tool calls and"
-            _refuse_size(f"{values} chat_template_kwargs:", max_seq_len)
-        todo += children
-    if max_chars is not None and num_chars > max_chars:
-        _refuse_size(f"The messages have {num_chars} characters, more than {max_chars}:", max_seq_len)
-
-
-def check_num_ids(num_ids: int, max_seq_len: int) -> None:
-    """Raise `InvalidRequestError` for more token ids than a request can have: their text is not asked for either."""
-    if num_ids > max_seq_len:
-        message = f"There are {num_ids} token ids, and this server allows {max_seq_len} tokens for a request."
-        raise InvalidRequestError("tokens", message, "context_length_exceeded")
-
-
-def _refuse_size(what: str, max_seq_len: int) -> None:
-    message = f"{what} this server allows {max_seq_len} tokens for a request."
-    raise InvalidRequestError("messages", message, "context_length_exceeded")
-
-
 # ---- parsing ---------------------------------------------------------------------------------------
 
 
@@ -250,7 +218,7 @@ def parse(body: bytes, kind: type[S], checks: Sequence[Callable[[type, dict[str,
     A parameter with the value null is treated as a missing parameter. Each of ``checks`` gets ``kind`` and the
     parameters, not decoded yet: it may refuse them, and remove one that has no effect (`HttpExtension.check_fields`).
     """
-    fields = _decode_fields(body, kind, checks)
+    fields = {name: _whole(value) for name, value in _decode_fields(body, kind, checks).items()}
     known = {field.name: field for field in msgspec.structs.fields(kind)}
     for name in fields:
         if name not in known:
@@ -285,6 +253,11 @@ def _decode_fields(
     except RecursionError:
         raise ApiError(400, "The body has too many nested lists and objects.", code="invalid_value") from None
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _whole(value: Any) -> Any:
+    """Return a number such as 3.0 as an integer: JSON makes no difference. Any other value stays as it is."""
+    return int(value) if isinstance(value, float) and abs(value) < 2**53 and value.is_integer() else value
 
 
 def decode_field(name: str, raw: msgspec.Raw) -> Any:

@@ -186,7 +186,8 @@ class SchedulerLoop:
             for message in self._inbox.drain(block=idle):
                 self._handle(message)
             if self._new_requests:
-                self._to_api(Accepted([req.uid for req in self._new_requests]))
+                accepted = [(req.uid, req.prompt_tokens) for req in self._new_requests]
+                self._to_api(Accepted([uid for uid, _ in accepted], [tokens for _, tokens in accepted]))
             output = Output()
             if self._scheduler.has_work:
                 output = self._scheduler.step()
@@ -235,6 +236,6 @@ class SchedulerLoop:
                 refused.append(Delta(uid, finish=refusal(uid, error)))
             else:
                 tail = prompt_ids if params.prompt_logprobs is not None else prompt_ids[-PROMPT_TAIL_TOKENS:]
-                self._new_requests.append(NewRequest(uid, tail.tolist(), params))
+                self._new_requests.append(NewRequest(uid, tail.tolist(), params, len(prompt_ids)))
         if refused:
             self._to_api(Replies(refused))

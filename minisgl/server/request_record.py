@@ -38,8 +38,9 @@ class Stream:
     ``client`` says whose HTTP request it is. Each of ``listeners`` is called with every event at its arrival.
 
     ``arrival`` is the time at which the HTTP request arrived. ``chat`` and ``response_id``, the field ``id`` of the
-    response, describe the response. ``ends`` says for each request how it ended. ``error`` is the message of the first
-    one that failed, or empty. ``first_token`` are the seconds from the arrival to the first token of any request.
+    response, describe the response. ``num_prompt_tokens`` has the prompt tokens of each accepted request. ``ends`` says
+    for each request how it ended. ``error`` is the message of the first one that failed, or empty. ``first_token`` are
+    the seconds from the arrival to the first token of any request.
     """
 
     def __init__(self, uids: Sequence[int], tokenizer: int, client: str = "", params: SamplingParams = _PARAMS):
@@ -48,6 +49,7 @@ class Stream:
         self.listeners: Sequence[Callable[[int, Delta], None]] = ()
         self.ends: list[Finished | None] = [None] * len(uids)
         self.error = ""
+        self.num_prompt_tokens = [0] * len(uids)
         self.output_tokens = 0
         self.first_token: float | None = None
         self._open = len(uids)  # the number of requests without their final reply
@@ -72,8 +74,9 @@ class Stream:
         for listener in self.listeners:
             listener(index, delta)
 
-    def accept(self) -> None:
-        """Count one more request that the scheduler accepted."""
+    def accept(self, index: int, prompt_tokens: int) -> None:
+        """Note that the scheduler accepted the request number ``index``, whose prompt has this many tokens."""
+        self.num_prompt_tokens[index] = prompt_tokens
         self._accepted += 1
         self._wake()
 

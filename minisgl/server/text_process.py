@@ -45,8 +45,9 @@ from minisgl.message import (
 from minisgl.message.queue import Addresses, Pull, Push
 from minisgl.plugin_manager.encoding import decode_part, options_of, plugins_of
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.sampling_params import too_long
 from minisgl.server.errors import refusal
-from minisgl.server.protocol import check_chat_size, check_num_ids
+from minisgl.server.sizes import check_chat_size, check_num_ids
 from minisgl.server.worker_pool import Ready, Report
 from minisgl.tokenizer.detokenizer import Detokenizer
 from minisgl.tokenizer.grammar import LazyGrammars
@@ -236,12 +237,8 @@ class TextWorker:
         if message.max_tokens_from_context:
             left = self._limits.max_seq_len - num_ids(ids)
             if left < 1:
-                raise InvalidRequestError(
-                    "prompt",
-                    f"The prompt has {num_ids(ids)} tokens. With one output token that is more than the "
-                    f"{self._limits.max_seq_len} tokens that this server allows for a request.",
-                    "context_length_exceeded",
-                )
+                what = f"The prompt has {num_ids(ids)} tokens, and the answer needs at least one."
+                raise too_long("prompt", self._limits.max_seq_len, what)
             params = msgspec.structs.replace(params, max_tokens=min(left, params.max_tokens))
         self._to_scheduler(Schedule(message.uids, ids, params, message.group))
 

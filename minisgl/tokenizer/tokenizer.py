@@ -19,7 +19,7 @@ from tokenizers import AddedToken
 
 from minisgl.config import ConfigError
 from minisgl.plugin_manager.manager import PluginManager
-from minisgl.sampling_params import InvalidRequestError, SamplingParams, shorten
+from minisgl.sampling_params import InvalidRequestError, SamplingParams, shorten, too_long
 from minisgl.tokenizer.chat import STAND_IN, ChatTemplate, RenderedChat
 from minisgl.tokenizer.text_stream import ByteLevelStream, TextStream, WholeStream
 from minisgl.utils.json_file import read_json_if_present
@@ -132,11 +132,11 @@ class Tokenizer:
         """
         most = self.max_chars(max_tokens)
         if len(text) > most:
-            raise InvalidRequestError(
+            raise too_long(
                 "prompt",
-                f"The prompt has {len(text)} characters. This server tokenizes at most {most}, for the "
-                f"{max_tokens} tokens that it allows for a request; a plain prompt may be sent as token ids.",
-                "context_length_exceeded",
+                max_tokens,
+                f"The prompt has {len(text)} characters, and at most {most} are tokenized; a plain prompt may be sent "
+                "as token ids.",
             )
 
     def render(

@@ -17,8 +17,8 @@ from minisgl.message import Prompt
 from minisgl.sampling_params import InvalidRequestError, SamplingParams, shorten
 from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension
-from minisgl.server.protocol import check_chat_size
 from minisgl.server.request_record import RequestRecord
+from minisgl.server.sizes import check_chat_size
 
 MAX_FIELD = 2**16
 """The largest size in bytes of a parameter, as JSON, that is not one of `LARGE_FIELDS`."""

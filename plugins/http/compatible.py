@@ -1,65 +1,121 @@
-"""Parameters of the OpenAI API and of other servers that minisgl does not support.
+"""Parameters of the OpenAI API, of vLLM and of SGLang that minisgl does not implement: hints, and refusals by name.
 
-A client may send them with a value that asks for nothing (`NEUTRAL`). With any other value, they are refused by name.
+A parameter that changes the answer is implemented or refused. A *hint* (`HINTS`) is advice or a label that a server is
+free not to follow: it is accepted with every value, and counted in a metric. All others (`REFUSED`) are refused with a
+reason, unless the value asks for nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from minisgl import hookimpl
 from minisgl.config import Config
+from minisgl.message import Stats
 from minisgl.sampling_params import shorten
 from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension
-from minisgl.server.protocol import ChatRequest, CompletionRequest, decode_field, unknown_parameter
+from minisgl.server.protocol import ChatRequest, CompletionRequest, StreamOptions, decode_field, unknown_parameter
 
-_ANY = object()
-NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+HINTS: Mapping[str, str] = MappingProxyType(
     {
-        "audio": (),
-        "best_of": (1,),
-        "echo": (False,),
-        "function_call": ("none", "auto"),
-        "functions": ([],),
-        "include_stop_str_in_output": (False,),
-        "length_penalty": (1.0, 1),
-        "metadata": (_ANY,),
-        "min_tokens": (0,),
-        "modalities": (["text"],),
-        "prediction": (),
-        "prompt_cache_key": (_ANY,),
-        "reasoning_effort": (),
-        "response_format": ({"type": "text"},),
-        "safety_identifier": (_ANY,),
-        "service_tier": ("auto", "default"),
-        "spaces_between_special_tokens": (True,),
-        "store": (False,),
-        "suffix": ("",),
-        "truncate_prompt_tokens": (),
-        "use_beam_search": (False,),
-        "user": (_ANY,),
-        "verbosity": (),
-        "web_search_options": (),
+        "metadata": "labels of the request in OpenAI's dashboard",
+        "prompt_cache_key": "advice for a router that looks for a server with this prompt in its cache",
+        "prompt_cache_retention": "advice how long a prompt stays in the cache",
+        "safety_identifier": "a label of the end user",
+        "service_tier": "advice on the speed and price of a request at OpenAI",
+        "user": "a label of the end user",
+        "verbosity": "advice to OpenAI's models on the length of an answer",
     }
 )
-"""Parameters that minisgl does not support: name → the accepted values, which have no effect.
+"""The parameters that are accepted with every value and have no effect here: name → what they are."""
 
-These are parameters of the OpenAI API and of other servers. `_ANY` accepts every value.
-"""
-NEUTRAL_OF: Mapping[type[msgspec.Struct], Mapping[str, tuple[Any, ...]]] = MappingProxyType(
+
+class Refusal(NamedTuple):
+    """A parameter that is refused by name, and ``reason``, a sentence. ``neutral``: the values that ask for nothing."""
+
+    reason: str
+    neutral: tuple[Any, ...] = ()
+
+
+_NO_MEDIA = "the models here read and write text only"
+_NO_DISAGGREGATION = "prompts are computed where the answer is"
+REFUSED: Mapping[str, Refusal] = MappingProxyType(
     {
-        ChatRequest: {"add_generation_prompt": (True,), "add_special_tokens": (False,)},
-        CompletionRequest: {"add_special_tokens": (True,)},
+        "allowed_token_ids": Refusal("use a grammar or logit_bias", ([],)),
+        "audio": Refusal(_NO_MEDIA),
+        "bad_words": Refusal("use logit_bias", ([],)),
+        "best_of": Refusal("it must be equal to n: all choices are returned, none is chosen by its probability"),
+        "bootstrap_host": Refusal(_NO_DISAGGREGATION),
+        "bootstrap_port": Refusal(_NO_DISAGGREGATION),
+        "bootstrap_room": Refusal(_NO_DISAGGREGATION),
+        "chat_template": Refusal("the server uses the model's own chat template"),
+        "continue_final_message": Refusal("write the beginning of the answer into a plain prompt", (False,)),
+        "custom_logit_processor": Refusal("a server runs no code of its clients"),
+        "custom_params": Refusal("they belong to custom_logit_processor"),
+        "data_parallel_rank": Refusal("a router chooses the server"),
+        "documents": Refusal("write the documents into a message", ([],)),
+        "echo": Refusal("use prompt_logprobs", (False,)),
+        "function_call": Refusal("it is the old name of tool_choice", ("none", "auto")),
+        "functions": Refusal("it is the old name of tools", ([],)),
+        "include_reasoning": Refusal("the answer has its reasoning", (True,)),
+        "include_stop_str_in_output": Refusal("a stop string is not part of the text", (False,)),
+        "input_embeds": Refusal("a prompt is a text or token ids"),
+        "input_ids": Refusal("a prompt of token ids is the parameter prompt of a completion"),
+        "kv_transfer_params": Refusal(_NO_DISAGGREGATION, ({},)),
+        "length_penalty": Refusal("it belongs to beam search", (1.0, 1)),
+        "logits_processors": Refusal("a server runs no code of its clients", ([],)),
+        "lora_path": Refusal("there are no LoRA adapters"),
+        "min_tokens": Refusal("use ignore_eos and max_tokens", (0,)),
+        "mm_processor_kwargs": Refusal(_NO_MEDIA, ({},)),
+        "modalities": Refusal(_NO_MEDIA, (["text"],)),
+        "no_stop_trim": Refusal("a stop string is not part of the text", (False,)),
+        "prediction": Refusal("drafts come from the option speculation of the server"),
+        "prompt_embeds": Refusal("a prompt is a text or token ids"),
+        "reasoning_effort": Refusal("use chat_template_kwargs if the model's chat template has such a variable"),
+        "request_id": Refusal("send the header X-Request-Id"),
+        "return_hidden_states": Refusal("hidden states stay in the engine", (False,)),
+        "return_tokens_as_token_ids": Refusal("use return_token_ids", (False,)),
+        "rid": Refusal("send the header X-Request-Id"),
+        "session_params": Refusal("the server keeps no sessions: its cache finds common prefixes by itself", ({},)),
+        "spaces_between_special_tokens": Refusal("special tokens are written as the model's tokenizer does", (True,)),
+        "stop_regex": Refusal("use stop", ([], "")),
+        "store": Refusal("the server keeps no answers", (False,)),
+        "suffix": Refusal("no model here was trained to fill in the middle of a text", ("",)),
+        "truncate_prompt_tokens": Refusal("cut the prompt before you send it"),
+        "use_beam_search": Refusal("there is no beam search", (False,)),
+        "vllm_xargs": Refusal("there are no such arguments", ({},)),
+        "web_search_options": Refusal("the server has no access to the web"),
     }
 )
-"""More of `NEUTRAL` for one kind of body: what has no effect in a chat may ask for something in a plain completion."""
-NEUTRAL_STREAM_OPTIONS = frozenset({"continuous_usage_stats", "include_obfuscation"})
-"""Known entries of ``stream_options`` that minisgl does not support. They are accepted if they are false."""
+"""The parameters that are refused by name, in the bodies of chats and of plain completions."""
+REFUSED_OF: Mapping[type[msgspec.Struct], Mapping[str, Refusal]] = MappingProxyType(
+    {
+        ChatRequest: {
+            "add_generation_prompt": Refusal("the answer is a new message", (True,)),
+            "add_special_tokens": Refusal("the chat template writes them", (False,)),
+        },
+        CompletionRequest: {
+            "add_generation_prompt": Refusal("it belongs to a chat"),
+            "add_special_tokens": Refusal("give the prompt as token ids", (True,)),
+            "parallel_tool_calls": Refusal("it belongs to a chat", (True, False)),
+            "tool_choice": Refusal("it belongs to a chat", ("none", "auto")),
+            "tools": Refusal("it belongs to a chat", ([],)),
+        },
+    }
+)
+"""More of `REFUSED` for one kind of body: what has no effect in a chat may ask for something in a plain completion."""
+NEUTRAL_STREAM_OPTIONS: Mapping[str, Refusal] = MappingProxyType(
+    {"include_obfuscation": Refusal("chunks have no padding that hides their lengths", (False,))}
+)
+"""Entries of ``stream_options`` that are refused."""
+
+STREAM_OPTIONS = frozenset(field.name for field in msgspec.structs.fields(StreamOptions))
 
 
 @hookimpl
@@ -68,32 +124,58 @@ def minisgl_http(config: Config) -> HttpExtension:
 
 
 class Compatible(HttpExtension):
-    """Removes parameters without effect from the bodies of requests."""
+    """Removes hints and parameters without effect from the bodies of requests, and counts the hints."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._hints = Counter(
+            "minisgl_hint_parameters", "Parameters that were accepted as hints", ["name"], registry=self._registry
+        )
 
     def check_fields(self, kind: type, fields: dict[str, msgspec.Raw]) -> None:
         known = {field.name for field in msgspec.structs.fields(kind)}
-        neutral = {**NEUTRAL, **NEUTRAL_OF.get(kind, {})}
-        for name in [name for name in fields if name not in known and name in neutral]:
-            value = decode_field(name, fields.pop(name))
-            accepted = (each is _ANY or (each == value and type(each) is type(value)) for each in neutral[name])
-            if value is not None and not any(accepted):
-                raise _unsupported(name)
+        refused = {**REFUSED, **REFUSED_OF.get(kind, {})}
+        for name in [name for name in fields if name not in known]:
+            if name in HINTS:
+                if decode_field(name, fields.pop(name)) is not None:
+                    self._hints.labels(name).inc()
+            elif name in refused:
+                value = decode_field(name, fields.pop(name))
+                neutral = refused[name].neutral
+                if name == "best_of":
+                    neutral = (decode_field("n", fields["n"]) if "n" in fields else 1,)
+                _check_neutral(name, value, refused[name].reason, neutral)
         if "stream_options" in known & fields.keys():
             options = decode_field("stream_options", fields["stream_options"])
             if isinstance(options, dict):
                 fields["stream_options"] = msgspec.Raw(msgspec.json.encode(_stream_options(options)))
 
+    def check_body(self, body: msgspec.Struct, max_seq_len: int) -> None:
+        """Remove ``cache_control``, a hint to Anthropic's cache, from the parts of messages."""
+        if not isinstance(body, ChatRequest):
+            return
+        for message in body.messages:
+            parts = message.get("content") if isinstance(message, dict) else None
+            for part in parts if isinstance(parts, list) else ():
+                if isinstance(part, dict) and part.pop("cache_control", None) is not None:
+                    self._hints.labels("cache_control").inc()
+
+    def metrics(self, stats: Stats) -> bytes:
+        return generate_latest(self._registry)
+
+
+def _check_neutral(name: str, value: Any, reason: str, neutral: Sequence[Any]) -> None:
+    """Raise `ApiError` unless ``value`` is null or one of the values that ask for nothing."""
+    if value is not None and not any(each == value and type(each) is type(value) for each in neutral):
+        name = shorten(name)
+        raise ApiError(400, f"{name} is not supported by this server: {reason}.", name, "unsupported_parameter")
+
 
 def _stream_options(options: dict[str, Any]) -> dict[str, Any]:
     """Return the entries of ``stream_options`` that minisgl supports."""
     for name, value in options.items():
-        if name in NEUTRAL_STREAM_OPTIONS and value not in (None, False):
-            raise _unsupported(f"stream_options.{name}")
-        if name not in NEUTRAL_STREAM_OPTIONS and name != "include_usage":
+        if name in NEUTRAL_STREAM_OPTIONS:
+            _check_neutral(f"stream_options.{name}", value, *NEUTRAL_STREAM_OPTIONS[name])
+        elif name not in STREAM_OPTIONS:
             raise unknown_parameter(f"stream_options.{name}")
-    return {name: value for name, value in options.items() if name not in NEUTRAL_STREAM_OPTIONS}
-
-
-def _unsupported(name: str) -> ApiError:
-    name = shorten(name)
-    return ApiError(400, f"{name} is not supported by this server.", name, "unsupported_parameter")
+    return {name: value for name, value in options.items() if name in STREAM_OPTIONS and value is not None}

@@ -25,7 +25,8 @@ from minisgl.server.app import Api
 from minisgl.server.errors import ApiError, timed_out
 from minisgl.server.extension import HttpExtension
 from minisgl.server.generate import Json
-from minisgl.server.protocol import chat_prompt, check_num_ids, tokens_prompt
+from minisgl.server.protocol import chat_prompt, tokens_prompt
+from minisgl.server.sizes import check_num_ids
 
 
 @hookimpl

@@ -65,7 +65,7 @@ ALL: list[Message] = [
     Ping(),
     Pong("tokenizer-0", 3),
     Outputs([NewRequest(1, [2, 3], PARAMS)], Output([1, 2], [3, 4], [END], {1: (-0.5, (4, 5), (-0.5, -1.5))})),
-    Accepted([1, 2]),
+    Accepted([1, 2], [7, 9]),
     Replies([Delta(1, "x🙂", [2], [TokenLogprob("x", b"\xff", -1.0, [TokenLogprob("y", b"y", -2.0)])], END, "stop")]),
     Replies([Delta(1, prompt_logprobs=[None, [PromptLogprob(5, "x", -1.0, None), PromptLogprob(6, "y", -0.5, 1)]])]),
     TokenizerReply(1, pack_ids([1]), ["a"], "x", END),

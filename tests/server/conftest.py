@@ -114,7 +114,7 @@ class AppServer:
                     self._api.send(Pong(name))
                 elif isinstance(message, Submit):
                     self.submitted.append(message)
-                    self._api.send(Accepted(message.uids))
+                    self._api.send(Accepted(message.uids, [3] * len(message.uids)))
                     if not self.silent:
                         self._answer(message.uids)
                 elif isinstance(message, Abort):

@@ -94,7 +94,7 @@ def test_replies_reach_their_choice() -> None:
         assert isinstance(first, Submit)
         assert isinstance(second, Submit)
         assert [*first.uids, *second.uids] == stream.uids
-        server.api.send(Accepted(stream.uids))
+        server.api.send(Accepted(stream.uids, [3] * len(stream.uids)))
         await stream.wait_until_accepted()
         a, b, c, d = stream.uids
         server.reply(Delta(c, "x"), Delta(a, "y"))

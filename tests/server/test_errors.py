@@ -114,8 +114,12 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "suffix": (PLAIN, {"prompt": "a", "suffix": "z"}, "suffix"),
     "reasoning_effort": (CHAT, {"messages": USER, "reasoning_effort": "high"}, "reasoning_effort"),
     "a part of stream_options": (
-        PLAIN, {"prompt": "a", "stream": True, "stream_options": {"continuous_usage_stats": True}},
-        "stream_options.continuous_usage_stats",
+        PLAIN, {"prompt": "a", "stream": True, "stream_options": {"include_obfuscation": True}},
+        "stream_options.include_obfuscation",
+    ),
+    "the newer name of a limit": (CHAT, {"messages": USER, "max_completion_tokens": -1}, "max_completion_tokens"),
+    "the newer name of a limit above the context": (
+        CHAT, {"messages": USER, "max_completion_tokens": LONGEST}, "max_completion_tokens"
     ),
     "an unknown parameter": (PLAIN, {"prompt": "a", "temprature": 0.5}, "temprature"),
     "a message field that the template does not use": (
@@ -208,8 +212,8 @@ def test_invalid_json_bodies(tutor: Server, body: bytes) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/v1/nothing", 404), ("POST", "/", 404), ("GET", "/v1/completions", 405), ("DELETE", "/health", 405),
-        ("GET", "/docs", 404), ("GET", "/v1/models/other", 404), ("GET", "/v1/chat/", 404),
+        ("GET", "/v1/nothing", 404), ("POST", "/nothing", 404), ("GET", "/v1/completions", 405),
+        ("DELETE", "/health", 405), ("GET", "/v1/models/other", 404), ("GET", "/v1/chat/", 404),
     ],
 )  # fmt: skip
 def test_unknown_routes(tutor: Server, method: str, path: str, status: int) -> None:

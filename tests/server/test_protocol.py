@@ -12,7 +12,7 @@ import pytest
 
 from minisgl.core import SamplingParams
 from minisgl.message import TextPrompt, TokensPrompt, pack_ids
-from minisgl.plugins.http.compatible import NEUTRAL
+from minisgl.plugins.http.compatible import HINTS, REFUSED
 from minisgl.plugins.http.tokenize import DetokenizeBody, TokenizeBody
 from minisgl.server.errors import ApiError
 from minisgl.server.protocol import FIELD_ROLES, ChatRequest, CompletionRequest
@@ -61,7 +61,10 @@ def test_all_sampling_parameters_are_passed_on() -> None:
     assert chat(**given).params(5, 2) == want
     default = SamplingParams()
     changed = [f for f in SamplingParams.__struct_fields__ if getattr(want, f) != getattr(default, f)]
-    assert set(changed) == set(SamplingParams.__struct_fields__) - {"logprob_start_len"}  # SGLang's, only in Python
+    assert set(changed) == set(SamplingParams.__struct_fields__) - {
+        "logprob_start_len",
+        "grammar",
+    }  # the first only in Python
 
 
 @pytest.mark.parametrize(
@@ -90,25 +93,39 @@ def test_bounds_of_prompt_logprobs_and_cache_salt(fields: dict[str, Any], param:
 def test_null_equals_missing() -> None:
     """A parameter with the value null is treated as a missing parameter."""
     names = [field.name for field in msgspec.structs.fields(CompletionRequest) if field.name != "prompt"]
-    assert completion(**dict.fromkeys([*names, *NEUTRAL])) == completion()
+    assert completion(**dict.fromkeys([*names, *HINTS, *REFUSED])) == completion()
 
 
-LABELS = ("metadata", "prompt_cache_key", "safety_identifier", "user")
-"""Parameters that only label a request. Every value of theirs is accepted."""
-
-
-@pytest.mark.parametrize("name", sorted(set(NEUTRAL) - set(LABELS)))
+@pytest.mark.parametrize("name", sorted(REFUSED))
 def test_unsupported_parameters(name: str) -> None:
     with pytest.raises(ApiError, match=name) as error:
         completion(**{name: ["something", "else"]})
     assert (error.value.status, error.value.param) == (400, name)
-    for value in NEUTRAL[name]:
+    for value in REFUSED[name].neutral:
         assert completion(**{name: value}) == completion()
 
 
-@pytest.mark.parametrize("name", LABELS)
-def test_labels_are_accepted(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(HINTS))
+def test_hints_are_accepted(name: str) -> None:
     assert completion(**{name: ["something", "else"]}) == completion()
+
+
+def test_best_of_n() -> None:
+    """``best_of`` is accepted if all choices that are made are returned."""
+    assert completion(best_of=1) == completion()
+    assert completion(best_of=3, n=3) == completion(n=3)
+    for fields in ({"best_of": 2}, {"best_of": 2, "n": 1}, {"best_of": 1, "n": 2}):
+        with pytest.raises(ApiError, match="best_of") as error:
+            completion(**fields)
+        assert error.value.param == "best_of"
+
+
+def test_whole_numbers_may_have_a_fraction_of_zero() -> None:
+    assert completion(max_tokens=3.0, n=2.0, temperature=1.0) == completion(max_tokens=3, n=2, temperature=1)
+    for value in (3.5, 1e300, -1e17):
+        with pytest.raises(ApiError) as error:
+            completion(max_tokens=value)
+        assert error.value.param == "max_tokens"
 
 
 def test_boolean_is_not_a_number() -> None:

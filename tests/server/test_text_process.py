@@ -339,7 +339,7 @@ def test_stop_and_unexpected_message(harness: Harness) -> None:
     assert harness.worker.handle(Abort([1]))
     assert not harness.worker.handle(Stop())
     with pytest.raises(TypeError):
-        harness.worker.handle(Accepted([1]))
+        harness.worker.handle(Accepted([1], [3]))
 
 
 def count_calls(harness: Harness, *messages: Message) -> Counter[str]:

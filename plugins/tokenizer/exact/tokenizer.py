@@ -21,11 +21,11 @@ from typing import Any, Self
 import tokenizers
 
 from minisgl.config import ConfigError
-from minisgl.core import InvalidRequestError
 from minisgl.plugins.tokenizer.exact.load import load_tokenizer
 from minisgl.plugins.tokenizer.exact.messages import PrivateCharacters, map_texts, normalize, strings_of, texts_of
 from minisgl.plugins.tokenizer.exact.streams import CleanStream, TokenStream, clean_up, is_local
 from minisgl.plugins.tokenizer.exact.template import CheckedTemplate, RenderedChat, Replacement
+from minisgl.sampling_params import too_long
 from minisgl.tokenizer import chat
 from minisgl.tokenizer.chat import Message, computed_with_special_tokens, map_strings
 from minisgl.tokenizer.text_stream import WholeStream
@@ -136,12 +136,7 @@ class ExactTokenizer(Tokenizer):
         super().check_length(text, max_tokens)
         begin = text[: BEGIN_CHARS_PER_TOKEN * max_tokens]
         if len(begin) < len(text) and self.min_num_tokens(begin) > max_tokens:
-            raise InvalidRequestError(
-                "prompt",
-                f"The first {len(begin)} characters of the prompt have more than the {max_tokens} tokens that this "
-                "server allows for a request.",
-                "context_length_exceeded",
-            )
+            raise too_long("prompt", max_tokens, f"The first {len(begin)} characters of the prompt have more.")
 
     def min_num_tokens(self, begin: str) -> int:
         """Return a number of tokens that every text has that begins with ``begin``.

@@ -1,0 +1,141 @@
+"""What clients send beside the prompt: hints, small routes, wrong methods, and the names in errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from minisgl.plugins.http.compatible import HINTS
+from minisgl.plugins.http.other_apis import ABSENT
+from minisgl.testing.serving import Server
+from minisgl.utils.version import __version__
+
+pytestmark = pytest.mark.xdist_group("test_errors")  # one process: the server starts once
+CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
+USER = [{"role": "user", "content": "Hi"}]
+
+
+def post(server: Server, path: str, **body: Any) -> httpx.Response:
+    return httpx.post(f"{server.url}{path}", json=body, timeout=60)
+
+
+def test_hints_are_accepted_and_counted(tutor: Server) -> None:
+    """A hint changes nothing but its count. A hint with the value null is none."""
+    plain = post(tutor, CHAT, messages=USER, max_tokens=5, temperature=0).json()
+    before = tutor.metrics()
+    for name in sorted(HINTS):
+        for body in ({"prompt": "Hi"}, {"messages": USER}):
+            path = CHAT if "messages" in body else PLAIN
+            answer = post(tutor, path, **body, max_tokens=5, temperature=0, **{name: "x"})
+            assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"] == plain["choices"]
+    post(tutor, CHAT, messages=USER, max_tokens=1, user=None)
+    part = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
+    cached = post(tutor, CHAT, messages=[{"role": "user", "content": [part]}], max_tokens=5, temperature=0)
+    assert cached.json()["choices"] == plain["choices"]
+    after = tutor.metrics()
+    for name, count in {**dict.fromkeys(HINTS, 2), "cache_control": 1}.items():
+        key = f'minisgl_hint_parameters_total{{name="{name}"}}'
+        assert after[key] - before.get(key, 0) == count, name
+
+
+def test_small_routes(tutor: Server) -> None:
+    with httpx.Client(base_url=tutor.url, timeout=60) as http:
+        assert http.get("/version").json() == {"version": __version__}
+        assert http.get("/").json()["version"] == __version__
+        for method in ("GET", "HEAD"):
+            for path in ("/", "/version", "/ping", "/health", "/v1/models"):
+                assert http.request(method, path).status_code == 200, (method, path)
+        assert http.post("/ping").status_code == 200
+
+
+@pytest.mark.parametrize(("method", "path", "allowed"), [("GET", CHAT, {"POST"}), ("PUT", "/health", {"GET", "HEAD"})])
+def test_wrong_method_is_no_unknown_url(tutor: Server, method: str, path: str, allowed: set[str]) -> None:
+    answer = httpx.request(method, f"{tutor.url}{path}")
+    assert answer.status_code == 405
+    assert set(answer.headers["allow"].split(", ")) == allowed
+    assert answer.json()["error"]["code"] == "method_not_allowed"
+    assert all(name in answer.json()["error"]["message"] for name in allowed)
+    assert httpx.get(f"{tutor.url}/v1/nothing").json()["error"]["code"] == "unknown_url"
+
+
+def test_routes_of_other_apis_are_refused_by_name(tutor: Server, client: openai.OpenAI) -> None:
+    for path, why in ABSENT.items():
+        answer = post(tutor, path)
+        assert answer.status_code == 404
+        assert path in answer.json()["error"]["message"]
+        assert why in answer.json()["error"]["message"]
+    with pytest.raises(openai.NotFoundError, match="computes no embeddings"):
+        client.embeddings.create(model="tutor", input="Hi")
+
+
+def test_context_error_is_known_to_litellm(tutor: Server) -> None:
+    """litellm looks for these words to raise ContextWindowExceededError."""
+    long = [{"role": "user", "content": "seven " * 3000}]
+    for answer in (
+        post(tutor, CHAT, messages=long),
+        post(tutor, CHAT, messages=long, max_tokens=5),
+        post(tutor, PLAIN, prompt=[5] * 4000),
+        post(tutor, PLAIN, prompt="seven " * 2040, max_tokens=2000),
+        post(tutor, CHAT, messages=[{"role": "user", "content": "x"}] * 3000),
+        post(tutor, "/detokenize", tokens=[5] * 4000),
+    ):
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+        assert error["message"].startswith("This model's maximum context length is 2048 tokens.")
+
+
+def test_errors_name_the_field_that_was_sent(tutor: Server) -> None:
+    for name in ("max_tokens", "max_completion_tokens"):
+        for value in (-3, 2048):
+            error = post(tutor, CHAT, messages=USER, **{name: value}).json()["error"]
+            assert error["param"] == name
+            assert name in error["message"].replace("max_completion_tokens", name)
+            assert ("max_tokens" in error["message"]) == (name == "max_tokens")
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_continuous_usage(tutor: Server, chat: bool) -> None:
+    """As in vLLM, each chunk has the usage so far, if the client also asks for the usage."""
+    body: dict[str, Any] = {"messages": USER} if chat else {"prompt": ["Hi", "Ho ho"]}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body |= {"max_tokens": 6, "ignore_eos": True, "stream": True, "n": 2}
+    path = CHAT if chat else PLAIN
+
+    def chunks(options: dict[str, bool]) -> list[dict[str, Any]]:
+        lines = post(tutor, path, **body, stream_options=options).text.splitlines()
+        return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+
+    found = [chunk["usage"] for chunk in chunks(options)]
+    last = found[-1]
+    assert last["completion_tokens"] == 6 * (2 if chat else 4)
+    counts = [usage["completion_tokens"] for usage in found]
+    assert counts == sorted(counts)
+    assert len(set(counts)) > 2
+    assert {usage["prompt_tokens"] for usage in found} == {last["prompt_tokens"]}
+    assert all(usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] for usage in found)
+    assert counts[-2] == last["completion_tokens"]
+    assert all("usage" not in chunk for chunk in chunks({"continuous_usage_stats": True}))
+
+
+def test_start(run_app: Callable[..., None]) -> None:
+    """While it loads, the server says when to ask again."""
+
+    async def test(server: Any) -> None:
+        spec, server.dispatcher.spec = server.dispatcher.spec, None
+        server.dispatcher.state, server.dispatcher.reason = "starting", "The server is starting."
+        async with server.client() as client:
+            for path in ("/v1/models", "/health", "/ready", "/ping", "/server_info", "/metrics"):
+                answer = await client.get(path)
+                assert (answer.status_code, answer.headers.get("retry-after")) == (503, "2"), path
+            answer = await client.post(CHAT, json={"messages": USER})
+            assert (answer.status_code, answer.headers.get("retry-after")) == (503, "2")
+            server.dispatcher.state, server.dispatcher.spec = "ready", spec
+            assert (await client.get("/v1/models")).status_code == 200
+
+    run_app(test)
