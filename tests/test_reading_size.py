@@ -62,3 +62,18 @@ def test_reading_order_names_the_files_and_their_lines() -> None:
         (name, lines([ROOT / name])) for name, said in rows if abs(lines([ROOT / name]) - int(said)) > int(said) / 10
     ]
     assert wrong == []
+
+
+def test_chapters_name_their_files_of_the_reading_order() -> None:
+    """Each page with a lab says which of the ten files it is about, and where they are in the reading order."""
+    page = (ROOT / "docs" / "read-the-engine.md").read_text("utf-8")
+    files = dict(re.findall(r"^\| (\d+) \| `minisgl/([^`]+)` \|", page, re.MULTILINE))
+    pages = [path for path in (ROOT / "chapters").glob("0*/*.md") if "\n## The lab" in path.read_text("utf-8")]
+    assert len(pages) >= 10
+    for path in pages:
+        text = " ".join(path.read_text("utf-8").split())
+        found = re.search(r"this chapter is about ([^:]+): files? ([^[]+) of \[Read the engine\]", text)
+        if path.parent.name == "00_start":
+            continue
+        assert found is not None, path
+        assert re.findall(r"`([^`]+)`", found[1]) == [files[number] for number in re.findall(r"\d+", found[2])], path
