@@ -176,7 +176,10 @@ class Drafting(Protocol):
 
 
 class Constraint(Protocol):
-    """The grammar of one request: which tokens the request may sample next."""
+    """The grammar of one request: which tokens the request may sample next.
+
+    A subclass need define only `advance` and `masks`.
+    """
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Add sampled tokens to the request's output, in order."""
@@ -185,8 +188,23 @@ class Constraint(Protocol):
         """Return the masks for the next token and for the token after each draft, as if the drafts were sampled.
 
         The result is int32 ``[1 + len(drafts), ceil(vocab_size / 32)]`` with the bits of `TokenMasks`. A mask after a
-        draft that the grammar does not allow has no effect, since the draft is then rejected.
+        draft that the grammar does not allow has no effect, since the draft is then rejected. A mask without a token
+        ends the request with an error, if it gets as far.
         """
+
+    def allowed(self, drafts: Sequence[int]) -> int:
+        """Return how many of the drafts the grammar allows: those before the first that it forbids."""
+        for count, (mask, draft) in enumerate(zip(self.masks(drafts), drafts, strict=False)):
+            if not mask[draft // 32] >> draft % 32 & 1:
+                return count
+        return len(drafts)
+
+    def forced(self, count: int) -> Sequence[int]:
+        """Return at most ``count`` tokens that come next if only one text is possible next; none by default.
+
+        They are guesses, which are verified like other drafts: other tokens may have the same text.
+        """
+        return ()
 
 
 def __getattr__(name: str) -> Any:

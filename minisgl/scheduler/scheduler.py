@@ -77,11 +77,10 @@ class Scheduler:
         self.cache_manager = CacheManager(self.spec, cache, self.events)
         self.planner = Planner(self, policy, self.cache_manager, max_prefill_tokens)
         self.request_table = self.cache_manager.request_table
-        self.constraints: dict[int, Constraint] = {}  # grammars of open requests, by uid
         self.speculation = speculation
-        self.step_builder = StepBuilder(self.cache_manager, speculation, self.constraints)
+        self.step_builder = StepBuilder(self.cache_manager, speculation)
         self.counters = Counters()
-        self.results = ResultReader(self.request_table, self.constraints, self.counters)
+        self.results = ResultReader(self.request_table, self.counters)
         self.requests: dict[int, Req] = {}  # open requests (waiting and running) by uid
         make_queue = getattr(policy, "make_queue", None)
         self.waiting = WaitingQueue() if make_queue is None else make_queue(lambda: self.request_table.reqs)
@@ -112,8 +111,8 @@ class Scheduler:
         req = Req(uid, ids, params, self._arrivals, seed_of(params, self.seed, self._arrivals))
         req.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_ids)
         req.queued_at_step, req.group = self.next_step_id, group
-        if self.constraint_of is not None and (constraint := self.constraint_of(req)) is not None:
-            self.constraints[uid] = constraint
+        if self.constraint_of is not None:
+            req.constraint = self.constraint_of(req)
         self._arrivals += 1
         self.requests[uid] = req
         self.waiting.add(req)
@@ -179,9 +178,8 @@ class Scheduler:
             self._process_result()  # 7 and 8
         if launched and self.in_flight[-1].step.late_sampling:
             # All results of earlier steps have been read, so the grammars know every token before those to be sampled.
-            masks, stuck = token_masks(self.in_flight[-1], self.constraints, self.spec.vocab_size)
-            self.engine.sample(masks)
-            self._finish([(req, "error") for req in stuck], error=NO_TOKEN)
+            self.engine.sample(token_masks(self.in_flight[-1], self.spec.vocab_size))
+            self._finish([(self.in_flight[-1].reqs[row], "error") for row in self.in_flight[-1].stuck])
         if self.in_flight and not (launched and self.overlap_depth):
             self._process_result()
         self.events.pages_counted(self.next_step_id, *self.cache_manager.page_counts())
@@ -310,7 +308,7 @@ class Scheduler:
     def _record_launch(self, step: Step, reqs: list[Req]) -> None:
         """Record a launched step as in flight, and insert into the cache the prompt pages that it computes."""
         table = self.request_table
-        launched = InFlightStep(step, reqs, table.admission_order[step.req_pool_indices])
+        launched = InFlightStep(step, reqs, table.admission_order[step.req_pool_indices], {})
         table.num_computed_tokens[step.req_pool_indices] = launched.certain_ends
         table.last_step[step.req_pool_indices] = step.id
         self.in_flight.append(launched)
@@ -336,11 +334,8 @@ class Scheduler:
         if ended:
             self._finish(ended)
 
-    def _finish(self, ended: Sequence[tuple[Req, FinishReason]], error: str = "") -> None:
-        """End running or waiting requests: release their rows and pages, if any, and send their final replies.
-
-        ``error`` is the message of those that end with an error.
-        """
+    def _finish(self, ended: Sequence[tuple[Req, FinishReason]]) -> None:
+        """End running or waiting requests: release their rows and pages, if any, and send their final replies."""
         running = [req for req, _ in ended if req.req_pool_idx >= 0]
         for req, reason in ended:
             req.finish_reason = reason
@@ -352,7 +347,7 @@ class Scheduler:
             if reason != "abort":
                 self.cache_manager.reserve.answer_ended(len(req.output_ids))
             stop_id = req.output_ids[-1] if reason == "stop" else None
-            self._reply(req, Finished(req.uid, reason, stop_id=stop_id, error=error))
+            self._reply(req, Finished(req.uid, reason, stop_id=stop_id, error=NO_TOKEN if reason == "error" else ""))
 
     def _reply(self, req: Req, end: Finished) -> None:
         """Send the request's final reply, exactly one per request (promise 1)."""
@@ -360,7 +355,7 @@ class Scheduler:
         end.cached_tokens = req.num_cached_tokens
         req.finish_reason, req.error = end.finish_reason, end.error
         del self.requests[req.uid]
-        self.constraints.pop(req.uid, None)
+        req.constraint = None
         self._output.finished.append(end)
         self.counters[f"finished_{end.finish_reason}"] += 1
         self.events.request_finished(req, self.clock())

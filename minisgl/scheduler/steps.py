@@ -10,7 +10,7 @@ scheduler ends them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +29,7 @@ from minisgl.core import (
     StepResult,
     TokenMasks,
 )
-from minisgl.scheduler.base import Constraint, Speculation
+from minisgl.scheduler.base import Speculation
 from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.scheduler.request_table import RequestTable
 
@@ -40,19 +40,11 @@ Drafts = dict[int, list[int]]
 
 
 class StepBuilder:
-    """The builder of one scheduler's steps.
+    """The builder of one scheduler's steps. ``speculation`` gives drafts, or is None."""
 
-    ``speculation`` gives drafts, or is None; ``constraints`` are the scheduler's grammars, by uid.
-    """
-
-    def __init__(
-        self,
-        cache_manager: CacheManager,
-        speculation: Speculation | None,
-        constraints: dict[int, Constraint],
-    ):
+    def __init__(self, cache_manager: CacheManager, speculation: Speculation | None):
         self.cache_manager, self.request_table = cache_manager, cache_manager.request_table
-        self.speculation, self.constraints = speculation, constraints
+        self.speculation = speculation
         self._keeps_tokens = speculation is not None and speculation.engine_drafts
 
     def build(
@@ -95,9 +87,7 @@ class StepBuilder:
         num_sampled = (starts + num_tokens >= table.num_prefill_tokens[req_pool_indices]).astype(np.int32)
         for row, tokens in drafts.items():
             num_tokens[row] = num_sampled[row] = 1 + len(tokens)
-        late_sampling = bool(self.constraints) and any(
-            req.uid in self.constraints for req, n in zip(reqs, num_sampled.tolist(), strict=True) if n
-        )
+        late_sampling = any(num_sampled[row] for row, req in enumerate(reqs) if req.constraint is not None)
         rounds = 1
         if self.speculation is not None and may_repeat and num_verify == len(reqs) and not late_sampling:
             rounds = self.speculation.num_rounds(self.cache_manager, reqs, req_pool_indices, starts, num_tokens)
@@ -171,11 +161,16 @@ Ended = list[tuple[Req, FinishReason]]
 
 
 class InFlightStep(NamedTuple):
-    """A launched step whose result has not been read. ``reqs`` and ``admission_orders`` have one entry for each row."""
+    """A launched step whose result has not been read. ``reqs`` and ``admission_orders`` have one entry for each row.
+
+    ``dead_ends`` has the rows whose grammar allows no token at one of their positions: row → the first such position,
+    from 0, among those that the row samples. `token_masks` fills it.
+    """
 
     step: Step
     reqs: list[Req]
     admission_orders: I32  # the admission that the row belongs to; a later admission may reuse the request-pool row
+    dead_ends: dict[int, int]
 
     @property
     def ends(self) -> I32:
@@ -191,6 +186,11 @@ class InFlightStep(NamedTuple):
         ends[verify] = step.num_computed_tokens[verify] + 1
         return ends
 
+    @property
+    def stuck(self) -> list[int]:
+        """The rows whose grammar allows no token at all."""
+        return [row for row, position in self.dead_ends.items() if position == 0]
+
     def reqs_of(self, gained: Bools) -> list[Req | None]:
         """Return the request of each row, or None if the row did not gain tokens."""
         if gained.all():
@@ -199,19 +199,16 @@ class InFlightStep(NamedTuple):
 
 
 class ResultReader:
-    """Reads the results of one scheduler's steps.
+    """Reads the results of one scheduler's steps. ``counts`` are the scheduler's counters, which are updated."""
 
-    ``constraints`` are the grammars of open requests by uid, ``counts`` the scheduler's counters; both are updated.
-    """
-
-    def __init__(self, request_table: RequestTable, constraints: dict[int, Constraint], counts: dict[str, int]):
-        self.request_table, self.constraints, self.counts = request_table, constraints, counts
+    def __init__(self, request_table: RequestTable, counts: dict[str, int]):
+        self.request_table, self.counts = request_table, counts
 
     def append(self, launched: InFlightStep, result: StepResult, out: Output) -> tuple[Bools, Ended]:
         """Append the tokens of ``result`` to their requests and to ``out``.
 
         Return whether each row gained tokens, bool ``[rows]``, and the requests that end with them. In a row whose run
-        has a stop token, ``result.accepted`` is reduced to the tokens that count.
+        has a stop token or a dead end, ``result.accepted`` is reduced to the tokens that count.
         """
         step = launched.step
         # A row gains tokens only if the request still runs in the same admission: not ended, not retracted.
@@ -241,39 +238,38 @@ class ResultReader:
                 ended.append((req, "stop"))
             elif last:
                 ended.append((req, "length"))
+            elif req.constraint is not None:
+                req.constraint.advance([token])
         if result.logprobs is not None:
             first = len(out.uids) - len(rows)
             for k, i in enumerate(rows):
                 _add_logprobs(out, result.logprobs[i], first + k, 1)
-        if self.constraints:
-            ending = {req.uid for req, _ in ended}
-            for req, token in zip(reqs, tokens, strict=True):
-                if req.uid not in ending:
-                    self._advance_constraint(req, [token])
         self.counts["output_tokens"] += len(rows)
         return ended
 
     def _append_runs(self, launched: InFlightStep, result: StepResult, gained: Bools, out: Output) -> Ended:
         """Append the accepted tokens of each row in ``gained``: the result of a step with verification rows.
 
-        The tokens of a row count up to the first stop token. The row's positions up to the last accepted draft have the
-        right KV; the next row of the request begins after them.
+        The tokens of a row count up to the first stop token or dead end. The row's positions up to the last accepted
+        draft have the right KV; the next row of the request begins after them.
         """
         step = launched.step
         rows = np.flatnonzero(gained).tolist()
         ended: Ended = []
         tokens, accepted = result.tokens.tolist(), result.accepted.tolist()
         for i in rows:
-            req, run = launched.reqs[i], tokens[i][: accepted[i]]
+            req, run = launched.reqs[i], tokens[i][: launched.dead_ends.get(i)][: accepted[i]]
             stop = _first_stop(req, run)
             if stop is not None:
                 run = run[: stop + 1]
-                result.accepted[i] = len(run)
                 ended.append((req, "stop"))
             elif len(req) + len(run) >= req.max_len:
                 ended.append((req, "length"))
-            else:
-                self._advance_constraint(req, run)
+            elif len(run) < accepted[i]:
+                ended.append((req, "error"))
+            elif req.constraint is not None:
+                req.constraint.advance(run)
+            result.accepted[i] = len(run)
             if result.logprobs is not None:
                 _add_logprobs(out, result.logprobs[i], len(out.uids), len(run))
             req.output_ids.extend(run)
@@ -284,11 +280,6 @@ class ResultReader:
         self.request_table.num_computed_tokens[step.req_pool_indices[rows]] = computed[rows]
         return ended
 
-    def _advance_constraint(self, req: Req, tokens: list[int]) -> None:
-        constraint = self.constraints.get(req.uid)
-        if constraint is not None:
-            constraint.advance(tokens)
-
     def _add_prompt_logprobs(self, launched: InFlightStep, result: StepResult, valid: Bools, out: Output) -> None:
         """Add the log-probabilities of prompt tokens to the output."""
         for wanted, entries in zip(launched.step.prompt_logprobs, result.prompt_logprobs, strict=True):
@@ -298,31 +289,28 @@ class ResultReader:
                 out.prompt_logprobs.setdefault(req.uid, []).extend(entries)
 
 
-def token_masks(
-    launched: InFlightStep, constraints: Mapping[int, Constraint], vocab_size: int
-) -> tuple[TokenMasks, list[Req]]:
-    """Return the masks of a launched step that waits for those of its grammars, ``constraints`` by uid.
+def token_masks(launched: InFlightStep, vocab_size: int) -> TokenMasks:
+    """Return the masks of a launched step that waits for those of its grammars.
 
-    Also return the requests whose grammar allows no token at one of their positions. The scheduler ends these
-    requests, so what their rows sample has no effect.
+    Where a grammar allows no token, the row gets no mask, samples any token, and is noted in ``launched.dead_ends``.
+    Its request ends with an error there, so the token is discarded: before the result is read if it is the row's first
+    position, and otherwise with the result, if all drafts before the position are accepted.
     """
     step = launched.step
     ends = np.cumsum(step.num_scheduled_tokens).tolist()
     positions = [np.empty(0, np.int32)]
     masks = [np.empty((0, -(-vocab_size // 32)), np.int32)]
-    stuck: list[Req] = []
     first = 0
     for row, (req, n) in enumerate(zip(launched.reqs, step.num_sampled_tokens.tolist(), strict=True)):
-        constraint = constraints.get(req.uid) if n else None
-        if constraint is not None:  # the request has not ended meanwhile
-            allowed = constraint.masks(step.input_ids[ends[row] - n + 1 : ends[row]].tolist())
-            if allowed.any(axis=1).all():
-                masks.append(allowed)
-                positions.append(np.arange(first, first + n, dtype=np.int32))
-            else:
-                stuck.append(req)
+        if n and req.constraint is not None:  # the request has not ended meanwhile
+            allowed = req.constraint.masks(step.input_ids[ends[row] - n + 1 : ends[row]].tolist())
+            if not (possible := allowed.any(axis=1)).all():
+                launched.dead_ends[row] = count = int(possible.argmin())
+                allowed = allowed[:count]
+            masks.append(allowed)
+            positions.append(np.arange(first, first + len(allowed), dtype=np.int32))
         first += n
-    return TokenMasks(np.concatenate(positions), np.concatenate(masks)), stuck
+    return TokenMasks(np.concatenate(positions), np.concatenate(masks))
 
 
 def _first_stop(req: Req, run: Sequence[int]) -> int | None:

@@ -346,8 +346,8 @@ class Drive:
         tokens, expected, prompt = report.tokens[uid], self._expected[uid], self.requests[uid].prompt
         if reply.finish_reason == "abort":
             assert uid in self._aborted, f"request {uid} ended with finish_reason abort, but it was not aborted"
-        elif reply.finish_reason == "error":
-            assert self._failed, f"request {uid} ended with an error, but the engine did not fail: {reply.error}"
+        elif reply.finish_reason == "error" and self._failed:
+            pass
         else:
             assert tokens == expected.tokens, (
                 f"promise 8: request {uid} got the tokens {tokens}, expected {expected.tokens}"

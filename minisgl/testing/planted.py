@@ -27,6 +27,7 @@ from minisgl.core import (
     SamplingParams,
     Step,
     StepResult,
+    TokenMasks,
 )
 from minisgl.plugins.speculation import adaptive
 from minisgl.plugins.speculation.adaptive import AdaptiveSpeculation
@@ -39,7 +40,7 @@ from minisgl.scheduler.steps import Ended, InFlightStep, ResultReader
 from minisgl.testing.drive import Drive, Job, make_plugin
 from minisgl.testing.small import no_lookahead
 from minisgl.testing.traced import traced
-from minisgl.testing.truth import expected_output
+from minisgl.testing.truth import WITH_DEAD_ENDS, expected_output
 
 __all__ = ["PLANTED", "ArrivalOrderPolicy", "Planted", "planted"]
 
@@ -368,7 +369,7 @@ def masks_of_the_step_before() -> Iterator[None]:
     def launch(self: Scheduler) -> bool:
         launched = real(self)
         if launched and (flight := self.in_flight[-1]).step.late_sampling:
-            made[id(flight.step)] = flight.step, real_masks(flight, self.constraints, self.spec.vocab_size)
+            made[id(flight.step)] = flight.step, real_masks(flight, self.spec.vocab_size)
         return launched
 
     def early_masks(launched: InFlightStep, *args: Any) -> Any:
@@ -376,6 +377,76 @@ def masks_of_the_step_before() -> Iterator[None]:
 
     with patch.object(scheduler, "token_masks", early_masks), patch.object(Scheduler, "_launch", launch):
         yield
+
+
+def masks_shifted() -> Bug:
+    """Patch the scheduler: the mask of each draft is also that of the position after it."""
+    real = steps.token_masks
+
+    def shifted(launched: InFlightStep, vocab_size: int) -> TokenMasks:
+        masks = real(launched, vocab_size)
+        verified = np.isin(masks.positions, masks.positions + 1) & (launched.step.num_verify > 0)
+        bits = masks.bits.copy()
+        bits[verified] = masks.bits[np.flatnonzero(verified) - 1]
+        return TokenMasks(masks.positions, bits)
+
+    return patch.object(scheduler, "token_masks", shifted)
+
+
+def rejected_draft_in_grammar() -> Bug:
+    """Patch the reading of results: a grammar is also told of the first rejected draft."""
+    real = ResultReader.append
+
+    def append(self: ResultReader, launched: InFlightStep, result: StepResult, out: Output) -> tuple[Bools, Ended]:
+        gained, ended = real(self, launched, result, out)
+        step = launched.step
+        ends = np.cumsum(step.num_scheduled_tokens) - step.num_scheduled_tokens
+        for row in step.verification_rows:
+            req, count = launched.reqs[row], int(result.accepted[row])
+            if gained[row] and req.constraint is not None and count < step.num_sampled_tokens[row]:
+                req.constraint.advance([int(step.input_ids[ends[row] + count])])
+        return gained, ended
+
+    return patch.object(ResultReader, "append", append)
+
+
+def discarded_token_in_grammar() -> Bug:
+    """Patch the reading of results: a grammar is also told of a token that is discarded, after a retraction."""
+    real = ResultReader.append
+
+    def append(self: ResultReader, launched: InFlightStep, result: StepResult, out: Output) -> tuple[Bools, Ended]:
+        gained, ended = real(self, launched, result, out)
+        for row in np.flatnonzero(launched.step.sample & ~gained).tolist():
+            req = launched.reqs[row]
+            if req.constraint is not None and row not in launched.dead_ends:
+                req.constraint.advance([int(result.tokens[row, 0])])
+        return gained, ended
+
+    return patch.object(ResultReader, "append", append)
+
+
+def _dead_ends(change: Callable[[dict[int, int]], dict[int, int]]) -> Bug:
+    """Patch the scheduler: it sees the dead ends that ``change`` makes of the right ones."""
+    real = steps.token_masks
+
+    def changed(launched: InFlightStep, vocab_size: int) -> TokenMasks:
+        masks = real(launched, vocab_size)
+        right = dict(launched.dead_ends)
+        launched.dead_ends.clear()
+        launched.dead_ends.update(change(right))
+        return masks
+
+    return patch.object(scheduler, "token_masks", changed)
+
+
+def dead_end_missed() -> Bug:
+    """Patch the scheduler: where a grammar allows no token, any token counts."""
+    return _dead_ends(lambda right: {})
+
+
+def dead_end_of_a_draft() -> Bug:
+    """Patch the scheduler: a grammar that allows no token after a draft ends the request, also without the draft."""
+    return _dead_ends(lambda right: dict.fromkeys(right, 0))
 
 
 # ---- bugs of verification in rounds ------------------------------------------------------------------------
@@ -464,6 +535,7 @@ STOPPED = [
 SCORED = [replace(j, params=structs.replace(j.params, logprobs=0)) for j in VERIFIED]
 PENALISED = [replace(j, params=structs.replace(j.params, presence_penalty=0.5)) for j in VERIFIED]
 GRAMMARS = [replace(j, grammar=j.uid) for j in VERIFIED]
+DEAD_ENDS = [replace(j, grammar=WITH_DEAD_ENDS) for j in VERIFIED]
 FIRST_TURNS = [job(uid, 6 + uid, 24, first=8 * uid, stop_token_ids=tuple(range(0, 50, 3))) for uid in range(1, 5)]
 ABORTED_WHILE_VERIFYING = [replace(j, abort=j.arrive + 3 + j.uid) for j in VERIFIED] + [
     job(5, 9, 9, first=30, arrive=5)
@@ -529,5 +601,16 @@ PLANTED: dict[str, Planted] = {
         next_step_after_first_round, VERIFIED, 60, "start", "row", drafts=(2, 60, 0), rounds=3
     ),
     "masks of the step before": Planted(masks_of_the_step_before, GRAMMARS, 30, "mask", "reply"),
+    "masks shifted by one": Planted(masks_shifted, GRAMMARS, 30, "mask", "reply", drafts=(4, 90, 0)),
+    "a rejected draft in a grammar": Planted(
+        rejected_draft_in_grammar, GRAMMARS, 30, "mask", "reply", drafts=(4, 60, 0)
+    ),
+    "a discarded token in a grammar": Planted(discarded_token_in_grammar, GRAMMARS, 14, "mask", "reply"),
+    "a dead end of a grammar that is missed": Planted(
+        dead_end_missed, DEAD_ENDS, 30, "expected tokens", "reply", drafts=(4, 90, 0)
+    ),
+    "a dead end after a draft that ends the request": Planted(
+        dead_end_of_a_draft, DEAD_ENDS, 30, "promise 8", "reply", drafts=(4, 50, 0)
+    ),
 }
 """Description of each bug → the bug and its workload."""

@@ -478,7 +478,8 @@ class SimEngine:
         self._last_run[admitted.uid] = (self._last_run[admitted.uid][0], admitted.end + 1)
         self._newest[admitted.uid] = max(admitted.end, self._newest.get(admitted.uid, -1))
         stops = stop_ids(stream.params, self.eos_ids)
-        if admitted.end + 1 >= stream.max_len or not stops.isdisjoint(sampled[: row.accepted]):
+        dead_end = any(map(stream.is_dead_end, prefixes[: row.accepted]))
+        if dead_end or admitted.end + 1 >= stream.max_len or not stops.isdisjoint(sampled[: row.accepted]):
             admitted.ended_by = step if admitted.ended_by < 0 else admitted.ended_by
         return prefixes, sampled
 

@@ -43,6 +43,12 @@ def check_masks(launched: Launched, rows: Sequence[Row], vocab_size: int) -> dic
             expected = allowed_tokens(prefix, grammar, vocab_size)
             if 0 <= ended < launched.sampled:  # the token is discarded
                 continue
+            if not expected.any():  # the request ends here
+                right = False
+                if mask is not None:
+                    raise SimViolation("mask", "the grammar allows no token, but the position has a mask", **location)
+            if not right and mask is None:  # no token of the position counts
+                continue
             if mask is None:
                 raise SimViolation("mask", "the request has a grammar, but the position has no mask", **location)
             if right and not np.array_equal(mask, pack_mask(expected)):

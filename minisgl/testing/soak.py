@@ -26,7 +26,7 @@ from minisgl.core import EngineSpec, SamplingParams
 from minisgl.models.resolve import resolve_model
 from minisgl.testing.drive import Drive, Job, Report, make_plugin
 from minisgl.testing.kv_events import KVEventsDrive
-from minisgl.testing.truth import expected_output
+from minisgl.testing.truth import WITH_DEAD_ENDS, expected_output
 from minisgl.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["Totals", "run", "run_all", "short_soak"]
@@ -53,6 +53,7 @@ class Totals:
     accepted_drafts: int = 0
     later_rounds: int = 0
     masks: int = 0
+    dead_ends: int = 0
     prompt_logprobs: int = 0
 
     def add(self, report: Report) -> None:
@@ -72,6 +73,7 @@ class Totals:
             counts.accepted_drafts,
             counts.later_rounds,
             counts.masks,
+            sum(reply.finish_reason == "error" for reply in report.finished.values()),
             sum(map(len, report.prompt_logprobs.values())),
         )
 
@@ -114,6 +116,7 @@ def run(seed: int, speculation: str | None = None) -> Report:
     jobs = list(_conversations(random, drive) if chats else _prompts(random, drive))
     if policy == "priority":
         jobs = _with_priorities(random, jobs)
+    jobs = _with_dead_ends(seed, jobs)
     report = drive.run(_with_bursts_of_aborts(random, jobs))
     if spec.max_seq_len >= num_pages * page_size:
         drive.check_whole_pool()
@@ -222,6 +225,16 @@ def _with_priorities(random: Random, jobs: Sequence[Job]) -> list[Job]:
     """Return the jobs with random priorities, of which many are equal."""
     choices = [*random.choices([-(2**31), -7, -1, 0, 1, 2, 2**31 - 1], k=random.randrange(1, 5)), 0]
     return [replace(job, params=msgspec.structs.replace(job.params, priority=random.choice(choices))) for job in jobs]
+
+
+def _with_dead_ends(seed: int, jobs: Sequence[Job]) -> list[Job]:
+    """Return the jobs, of which some of those with a grammar get one that may end them with an error.
+
+    They have random numbers of their own: the requests of a seed are otherwise the same.
+    """
+    random = Random(f"dead ends {seed}")
+    some = random.choice([0.0, 0.0, 0.5])
+    return [replace(j, grammar=WITH_DEAD_ENDS) if j.grammar and random.random() < some else j for j in jobs]
 
 
 def _with_bursts_of_aborts(random: Random, jobs: Sequence[Job]) -> list[Job]:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from minisgl.core import I32, Bools, FinishReason, SamplingParams
+from minisgl.scheduler.base import Constraint
 
 U64 = npt.NDArray[np.uint64]
 
@@ -22,6 +23,11 @@ _MASK = (1 << 64) - 1
 _BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
 _INVERSE = pow(_BASE, -1, 1 << 64)
 _EMPTY = 0x243F6A8885A308D3  # the hash of the empty prefix
+
+WITH_DEAD_ENDS = 2
+"""The number of the made-up grammar that sometimes allows no token."""
+DEAD_ENDS = 12
+"""It allows none after about one prefix in this number."""
 
 
 class SimRequest(NamedTuple):
@@ -38,8 +44,8 @@ class SimRequest(NamedTuple):
 class Expected(NamedTuple):
     """The complete output of a `SimRequest`.
 
-    ``reason`` is the finish reason. ``stop_id`` is the stop token that ended the request, which is also the last of
-    ``tokens``; None if the request reached ``max_tokens`` without a stop token.
+    ``reason`` is the finish reason: "error" where the grammar allows no further token. ``stop_id`` is the stop token
+    that ended the request, which is also the last of ``tokens``; None if it ended without a stop token.
     """
 
     tokens: list[int]
@@ -92,9 +98,12 @@ def extend_hash(prefix: int, token: int) -> int:
 def allowed_tokens(prefix: int, grammar: int, vocab_size: int) -> Bools:
     """Return which tokens ``grammar`` allows after the prefix with hash ``prefix``: bool ``[vocab_size]``.
 
-    About half of them, chosen by a hash, and at least one.
+    About half of them, chosen by a hash, and at least one; but none after one in `DEAD_ENDS` prefixes of the grammar
+    `WITH_DEAD_ENDS`.
     """
     state = mix(prefix ^ mix(grammar))
+    if grammar == WITH_DEAD_ENDS and state % DEAD_ENDS == 0:
+        return np.zeros(vocab_size, bool)
     allowed: Bools = (
         _mix_array(np.arange(vocab_size, dtype=np.int32) ^ np.int32(state & 0x7FFFFFFF)) & np.uint64(1) == 1
     )
@@ -110,9 +119,12 @@ def pack_mask(allowed: Bools) -> I32:
 
 
 def choose(prefix: int, salt: int, allowed: Bools | None, vocab_size: int) -> int:
-    """Return the token that the simulated engine samples after a prefix, among the allowed tokens (None: all)."""
+    """Return the token that the simulated engine samples after a prefix, among the allowed tokens.
+
+    None, or no allowed token: among all.
+    """
     token = mix(prefix ^ salt) % vocab_size
-    if allowed is None:
+    if allowed is None or not allowed.any():
         return token
     return int((token + np.flatnonzero(np.roll(allowed, -token))[0]) % vocab_size)
 
@@ -129,8 +141,8 @@ def namespace(params: SamplingParams) -> int:
     return int.from_bytes(hashlib.blake2b(params.cache_salt.encode(), digest_size=8).digest(), "little") | 1
 
 
-class FakeGrammar:
-    """The made-up grammar of a request, as the scheduler sees it: a `minisgl.scheduler.base.Constraint`."""
+class FakeGrammar(Constraint):
+    """The made-up grammar of a request, as the scheduler sees it."""
 
     def __init__(self, request: SimRequest, vocab_size: int):
         assert request.grammar is not None
@@ -146,6 +158,17 @@ class FakeGrammar:
         for draft in drafts:
             prefixes.append(extend_hash(prefixes[-1], draft))
         return np.stack([pack_mask(allowed_tokens(prefix, self.grammar, self.vocab_size)) for prefix in prefixes])
+
+    def forced(self, count: int) -> list[int]:
+        forced: list[int] = []
+        prefix = self._prefix
+        while len(forced) < count:
+            only = np.flatnonzero(allowed_tokens(prefix, self.grammar, self.vocab_size)).tolist()
+            if len(only) != 1:
+                break
+            forced += only
+            prefix = extend_hash(prefix, only[0])
+        return forced
 
 
 class ExpectedTokens:
@@ -189,6 +212,10 @@ class ExpectedTokens:
         allowed = None if self.grammar is None else allowed_tokens(prefix, self.grammar, self._vocab_size)
         return choose(prefix, self.salt, allowed, self._vocab_size)
 
+    def is_dead_end(self, prefix: int) -> bool:
+        """Return whether the request's grammar allows no token after the prefix with hash ``prefix``."""
+        return self.grammar is not None and not allowed_tokens(prefix, self.grammar, self._vocab_size).any()
+
     def __getitem__(self, position: int) -> int:
         self.extend(position + 1)
         return int(self.tokens[position])
@@ -205,6 +232,9 @@ def expected_output(request: SimRequest, vocab_size: int, eos_ids: Collection[in
     stops = stop_ids(request.params, eos_ids)
     tokens: list[int] = []
     for position in range(expected.num_prompt_tokens, expected.max_len):
+        expected.extend(position)
+        if expected.is_dead_end(int(expected.hashes[position])):
+            return Expected(tokens, "error", None)
         tokens.append(expected[position])
         if tokens[-1] in stops:
             return Expected(tokens, "stop", tokens[-1])

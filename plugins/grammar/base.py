@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from minisgl.sampling_params import Grammar, InvalidRequestError
+from minisgl.scheduler.base import Constraint
 
 if TYPE_CHECKING:
     from minisgl.tokenizer import Tokenizer
 
+log = logging.getLogger(__name__)
 I32 = npt.NDArray[np.int32]
 MAX_CHOICES = 1024
 """The largest number of texts to choose from."""
-
-
-class Matcher(Protocol):
-    """One answer on its way through a grammar: a `minisgl.scheduler.base.Constraint`."""
-
-    def advance(self, tokens: Sequence[int]) -> None:
-        """Add tokens to the answer."""
-
-    def masks(self, drafts: Sequence[int]) -> I32:
-        """Return the masks of the next token, and of the token after each draft. Forbid all after an error."""
 
 
 def refuse(grammar: Grammar, why: object) -> InvalidRequestError:
@@ -75,29 +68,49 @@ class Grammars:
         """Raise `InvalidRequestError` for a grammar that can't be used."""
         raise NotImplementedError
 
-    def _matcher(self, grammar: Grammar, vocab_size: int, end_ids: Sequence[int]) -> Matcher:
+    def _matcher(self, grammar: Grammar, vocab_size: int, end_ids: Sequence[int]) -> Constraint:
         """Return a matcher at the beginning of an answer. ``end_ids`` may follow where an answer may end."""
         raise NotImplementedError
 
-    def constraint(self, grammar: Grammar, vocab_size: int, end_ids: Sequence[int]) -> Matcher:
+    def constraint(self, grammar: Grammar, vocab_size: int, end_ids: Sequence[int]) -> Constraint:
         """Return a matcher for a request. Masks have ``vocab_size`` tokens; ``end_ids`` end an answer."""
         return _Later(self._pool.submit(self._matcher, grammar, vocab_size, tuple(end_ids)), vocab_size)
 
 
-class _Later:
-    """A matcher that a thread makes. It forbids all tokens if it can't be made, so that the request ends."""
+class _Later(Constraint):
+    """A matcher that a thread makes. If that fails, or a call of the matcher, no token is allowed: the request ends."""
 
-    def __init__(self, made: Future[Matcher], vocab_size: int):
+    def __init__(self, made: Future[Constraint], vocab_size: int):
         self._made, self._vocab_size = made, vocab_size
+        self._failed = False
+
+    def _call(self, name: str, given: Any, otherwise: Any) -> Any:
+        """Return ``name(given)`` of the matcher, or ``otherwise`` if it has failed."""
+        if not self._failed:
+            try:
+                return getattr(self._made.result(), name)(given)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException:  # a panic in Rust is no Exception
+                log.exception("A grammar failed. Its request ends with an error.")
+                self._failed = True
+        return otherwise
 
     def advance(self, tokens: Sequence[int]) -> None:
-        if self._made.exception() is None:
-            self._made.result().advance(tokens)
+        self._call("advance", tokens, None)
 
     def masks(self, drafts: Sequence[int]) -> I32:
-        if self._made.exception() is not None:
-            return np.zeros((1 + len(drafts), -(-self._vocab_size // 32)), np.int32)
-        return self._made.result().masks(drafts)
+        nothing = np.zeros((1 + len(drafts), -(-self._vocab_size // 32)), np.int32)
+        found: I32 = self._call("masks", drafts, nothing)
+        return found
+
+    def allowed(self, drafts: Sequence[int]) -> int:
+        count: int = self._call("allowed", drafts, 0)
+        return count
+
+    def forced(self, count: int) -> Sequence[int]:
+        tokens: Sequence[int] = self._call("forced", count, ())
+        return tokens
 
 
 def masks_with_rollback(

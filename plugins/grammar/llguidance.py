@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,6 @@ import numpy.typing as npt
 from minisgl.hooks import hookimpl
 from minisgl.plugins.grammar.base import (
     Grammars,
-    Matcher,
     masks_with_rollback,
     read_choices,
     read_json,
@@ -22,6 +21,7 @@ from minisgl.plugins.grammar.base import (
 )
 from minisgl.plugins.grammar.schema import strict
 from minisgl.sampling_params import Grammar
+from minisgl.scheduler.base import Constraint
 
 if TYPE_CHECKING:
     from minisgl.tokenizer import Tokenizer
@@ -91,7 +91,7 @@ class LLGuidanceGrammars(Grammars):
         if error and not error.startswith("WARNING"):
             raise refuse(grammar, error.splitlines()[0])
 
-    def _matcher(self, grammar: Grammar, vocab_size: int, end_ids: Sequence[int]) -> Matcher:
+    def _matcher(self, grammar: Grammar, vocab_size: int, end_ids: Sequence[int]) -> Constraint:
         if self._llg_tokenizer is None:
             from llguidance._tokenizer import TokenizerWrapper
 
@@ -100,14 +100,14 @@ class LLGuidanceGrammars(Grammars):
             wrapper = TokenizerWrapper(_Vocabulary(self.tokenizer, [*tokens, b""], vocab_size))
             self._llg_tokenizer = self._library.LLTokenizer(wrapper, n_vocab=vocab_size + 1, eos_token=vocab_size)
         matcher = self._library.LLMatcher(self._llg_tokenizer, self._source(grammar), log_level=0)
-        return LLGuidanceMatcher(matcher, vocab_size, end_ids)
+        return LLGuidanceMatcher(matcher, self._llg_tokenizer, vocab_size, end_ids)
 
 
-class LLGuidanceMatcher:
-    """One answer in llguidance."""
+class LLGuidanceMatcher(Constraint):
+    """One answer in llguidance. After an error, it allows no token."""
 
-    def __init__(self, matcher: Any, vocab_size: int, end_ids: Sequence[int]):
-        self._matcher, self._vocab_size, self._end_ids = matcher, vocab_size, end_ids
+    def __init__(self, matcher: Any, tokenizer: Any, vocab_size: int, end_ids: Sequence[int]):
+        self._matcher, self._tokenizer, self._vocab_size, self._end_ids = matcher, tokenizer, vocab_size, end_ids
         self._words = -(-vocab_size // 32)
 
     def advance(self, tokens: Sequence[int]) -> None:
@@ -127,9 +127,32 @@ class LLGuidanceMatcher:
 
     def masks(self, drafts: Sequence[int]) -> I32:
         def consume(token: int) -> bool:
-            return token not in self._end_ids and self._matcher.try_consume_tokens([token]) == 1
+            if token in self._end_ids:
+                return False
+            # After an error, as when a limit is reached, the next mask forbids all tokens.
+            return self._matcher.try_consume_tokens([token]) == 1 or self._matcher.is_error()
 
         return masks_with_rollback(drafts, self._mask, consume, self._matcher.rollback)
+
+    def allowed(self, drafts: Sequence[int]) -> int:
+        end = next((k for k, draft in enumerate(drafts) if draft in self._end_ids), len(drafts))
+        count: int = self._matcher.validate_tokens(list(drafts[:end]))
+        return count + (count == end < len(drafts) and self._ends_after(drafts[:end], self._matcher.is_accepting))
+
+    def forced(self, count: int) -> Sequence[int]:
+        tokens: list[int] = self._matcher.compute_ff_tokens()
+        if not tokens:  # with forcing=False: without the tokens at the end that may go on in another way
+            tokens = self._tokenizer.tokenize_partial(self._matcher.compute_ff_bytes())[0]
+        if len(tokens) < count and self._ends_after(tokens, self._matcher.is_stopped):
+            tokens = [*tokens, *self._end_ids[:1]]
+        return tokens[:count]
+
+    def _ends_after(self, tokens: Sequence[int], test: Callable[[], bool]) -> bool:
+        """Return the result of ``test()`` after ``tokens``, which are then taken back."""
+        consumed = self._matcher.try_consume_tokens(list(tokens))
+        ends = test() and not self._matcher.is_error()
+        self._matcher.rollback(consumed)
+        return ends
 
 
 @hookimpl

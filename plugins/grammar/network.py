@@ -171,6 +171,23 @@ class Automaton:
         """Return whether a text of the grammar may end here."""
         return (self._network.end, 0) in self._places[state]
 
+    def is_dead_end(self, state: int) -> bool:
+        """Return whether no byte may follow."""
+        self.expand([state])
+        return not self.table[state].any()
+
+    def forced_text(self, state: int, most: int) -> tuple[bytes, int]:
+        """Return the text that must follow, of at most ``most`` bytes, and the state after it."""
+        text = bytearray()
+        while len(text) < most and not self.is_final(state):
+            self.expand([state])
+            following = np.flatnonzero(self.table[state])
+            if len(following) != 1:
+                break
+            text.append(int(following[0]))
+            state = int(self.table[state, text[-1]])
+        return bytes(text), state
+
     def walk(self, state: int, text: bytes) -> int:
         """Return the state after ``text``."""
         for each in text:

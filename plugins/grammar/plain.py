@@ -13,7 +13,6 @@ import numpy.typing as npt
 from minisgl.hooks import hookimpl
 from minisgl.plugins.grammar.base import (
     Grammars,
-    Matcher,
     masks_with_rollback,
     read_choices,
     read_json,
@@ -26,15 +25,20 @@ from minisgl.plugins.grammar.regex import RegexError, parse
 from minisgl.plugins.grammar.schema import SchemaError, grammar_of, strict
 from minisgl.plugins.grammar.vocabulary import Vocabulary, pack
 from minisgl.sampling_params import Grammar
+from minisgl.scheduler.base import Constraint
 
 if TYPE_CHECKING:
     from minisgl.tokenizer import Tokenizer
 
 I32 = npt.NDArray[np.int32]
-MASK_BYTES = 64 << 20
-"""The largest size of the masks that are kept for all grammars."""
-KEPT_GRAMMARS = 64
-"""The number of compiled grammars that are kept."""
+TOO_LARGE = -1
+"""The state of an answer whose grammar grew too large."""
+MASK_BYTES = 16 << 20
+"""The largest size of the masks that are kept for one grammar."""
+KEPT_BYTES = 256 << 20
+"""The largest size of all compiled grammars that are kept for further requests."""
+MAX_FORCED = 256
+"""The largest number of bytes of a certain text that are looked up at once."""
 
 
 @dataclass
@@ -60,14 +64,71 @@ def network_of(grammar: Grammar) -> Network:
     raise refuse(grammar, f"grammar=plain can't read grammars of the kind {grammar.kind}: use grammar=llguidance.")
 
 
+class Compiled:
+    """A compiled grammar, with what was computed of its states: masks, and tokens of certain texts.
+
+    Equal grammars share it. A state's mask is int32 ``[ceil(tokens / 32)]``; the tokens ``end_ids`` end an answer.
+    """
+
+    def __init__(self, network: Network, vocabulary: Vocabulary, end_ids: Sequence[int], tokenizer: Tokenizer):
+        self.automaton, self.vocabulary, self.end_ids = Automaton(network), vocabulary, end_ids
+        self._tokenizer = tokenizer
+        self._masks: OrderedDict[int, I32] = OrderedDict()
+        self._forced: dict[int, list[int]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the larger arrays."""
+        return self.automaton.table.nbytes + len(self._masks) * self.vocabulary.size // 8
+
+    def after(self, state: int, token: int) -> int:
+        """Return the state after a token: `DEAD` if the grammar does not allow it, `TOO_LARGE` if it grew too large."""
+        text = self.vocabulary.tokens[token]
+        try:
+            return self.automaton.walk(state, text) if text and state >= 0 and token not in self.end_ids else DEAD
+        except GrammarTooLargeError:
+            return TOO_LARGE
+
+    def mask(self, state: int) -> I32:
+        """Return the mask of a state, which forbids all tokens if the grammar grew too large."""
+        if state == TOO_LARGE:
+            return pack(np.zeros(self.vocabulary.size, bool))
+        found = self._masks.get(state)
+        if found is None:
+            try:
+                always = self.end_ids if self.automaton.is_final(state) else ()
+                found = pack(self.vocabulary.allowed(self.automaton, state, always))
+            except GrammarTooLargeError:
+                return pack(np.zeros(self.vocabulary.size, bool))
+            self._masks[state] = found
+            while len(self._masks) * found.nbytes > MASK_BYTES:
+                self._masks.popitem(last=False)
+        self._masks.move_to_end(state)
+        return found
+
+    def forced(self, state: int) -> list[int]:
+        """Return the tokens that the tokenizer makes of the text that must follow, without those that may go on."""
+        if state == TOO_LARGE:
+            return []
+        if state not in self._forced:
+            text, end = self.automaton.forced_text(state, MAX_FORCED)
+            whole = text[: utf8_length(text)]
+            tokens = self._tokenizer.encode(whole.decode(), add_special_tokens=False)
+            if whole == text and self.automaton.is_dead_end(end):
+                tokens += self.end_ids[:1]
+            else:
+                del tokens[-1:]
+            self._forced[state] = tokens
+        return self._forced[state]
+
+
 class PlainGrammars(Grammars):
-    """The compiled grammars and the masks of their states. Equal grammars share them."""
+    """The compiled grammars, of which those used last are kept."""
 
     def __init__(self, tokenizer: Tokenizer):
         super().__init__(tokenizer)
         self._vocabulary: Vocabulary | None = None
-        self._automata: OrderedDict[Grammar, Automaton] = OrderedDict()
-        self._masks: OrderedDict[tuple[Automaton, int], I32] = OrderedDict()
+        self._kept: OrderedDict[Grammar, Compiled] = OrderedDict()
 
     def check(self, grammar: Grammar) -> None:
         try:
@@ -75,63 +136,65 @@ class PlainGrammars(Grammars):
         except GrammarTooLargeError as error:
             raise refuse(grammar, error) from None
 
-    def _matcher(self, grammar: Grammar, vocab_size: int, end_ids: Sequence[int]) -> Matcher:
+    def _matcher(self, grammar: Grammar, vocab_size: int, end_ids: Sequence[int]) -> Constraint:
         if self._vocabulary is None:
             self._vocabulary = Vocabulary(token_bytes(self.tokenizer, vocab_size), vocab_size)
-        automaton = self._automata.get(grammar)
-        if automaton is None:
-            automaton = self._automata[grammar] = Automaton(network_of(grammar))
-            if len(self._automata) > KEPT_GRAMMARS:
-                self._automata.popitem(last=False)
-        self._automata.move_to_end(grammar)
-        return PlainMatcher(self, automaton, self._vocabulary, end_ids)
-
-    def mask(self, automaton: Automaton, state: int, vocabulary: Vocabulary, end_ids: Sequence[int]) -> I32:
-        """Return the mask of a state: int32 ``[ceil(tokens / 32)]``."""
-        key = automaton, state
-        found = self._masks.get(key)
-        if found is None:
-            always = end_ids if automaton.is_final(state) else ()
-            found = self._masks[key] = pack(vocabulary.allowed(automaton, state, always))
-            while len(self._masks) * found.nbytes > MASK_BYTES:
-                self._masks.popitem(last=False)
-        self._masks.move_to_end(key)
-        return found
+        compiled = self._kept.pop(grammar, None)
+        if compiled is None:
+            compiled = Compiled(network_of(grammar), self._vocabulary, end_ids, self.tokenizer)
+        self._kept[grammar] = compiled
+        while len(self._kept) > 1 and sum(each.nbytes for each in self._kept.values()) > KEPT_BYTES:
+            self._kept.popitem(last=False)
+        return PlainMatcher(compiled)
 
 
-class PlainMatcher:
+class PlainMatcher(Constraint):
     """One answer: the state of its grammar's automaton."""
 
-    def __init__(self, grammars: PlainGrammars, automaton: Automaton, vocabulary: Vocabulary, end_ids: Sequence[int]):
-        self._grammars, self._automaton, self._vocabulary = grammars, automaton, vocabulary
-        self._end_ids = end_ids
+    def __init__(self, compiled: Compiled):
+        self._compiled = compiled
         self._states = [START]  # after each draft, while `masks` tries them
 
     def advance(self, tokens: Sequence[int]) -> None:
         for token in tokens:
-            if token not in self._end_ids and not self._consume(token):
-                self._states.append(DEAD)
-        del self._states[:-1]
-
-    def _consume(self, token: int) -> bool:
-        text = self._vocabulary.tokens[token]
-        state = self._automaton.walk(self._states[-1], text) if text else DEAD
-        if state == DEAD:
-            return False
-        self._states.append(state)
-        return True
+            self._states = [self._compiled.after(self._states[-1], token)]
 
     def masks(self, drafts: Sequence[int]) -> I32:
         def mask() -> I32:
-            return self._grammars.mask(self._automaton, self._states[-1], self._vocabulary, self._end_ids)
+            return self._compiled.mask(self._states[-1])
+
+        def consume(token: int) -> bool:
+            state = self._compiled.after(self._states[-1], token)
+            if state != DEAD:
+                self._states.append(state)
+            return state != DEAD
 
         def roll_back(count: int) -> None:
             del self._states[-count:]
 
-        try:
-            return masks_with_rollback(drafts, mask, self._consume, roll_back)
-        except GrammarTooLargeError:
-            return np.zeros((1 + len(drafts), -(-self._vocabulary.size // 32)), np.int32)
+        return masks_with_rollback(drafts, mask, consume, roll_back)
+
+    def allowed(self, drafts: Sequence[int]) -> int:
+        state = self._states[-1]
+        for count, draft in enumerate(drafts):
+            if draft in self._compiled.end_ids:
+                return count + self._compiled.automaton.is_final(state)
+            state = self._compiled.after(state, draft)
+            if state == DEAD:
+                return count
+        return len(drafts)
+
+    def forced(self, count: int) -> Sequence[int]:
+        return self._compiled.forced(self._states[-1])[:count]
+
+
+def utf8_length(text: bytes) -> int:
+    """Return how many bytes at the beginning of ``text`` are whole characters."""
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        return error.start
+    return len(text)
 
 
 @hookimpl

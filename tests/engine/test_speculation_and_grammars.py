@@ -16,6 +16,7 @@ from minisgl.engine.engine import TorchEngine
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.speculation import DraftProposer
+from minisgl.scheduler.base import Constraint
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.drive import make_plugin
@@ -89,7 +90,7 @@ def test_drafts_do_not_change_sampled_output(engine: TorchEngine, overlap: bool)
     assert sum(map(list.__eq__, drafted, plain)) >= 5
 
 
-class Alternating:
+class Alternating(Constraint):
     """A grammar that allows even tokens, then odd ones, then even ones again."""
 
     def __init__(self) -> None:

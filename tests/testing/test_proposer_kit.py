@@ -11,6 +11,7 @@ import pytest
 
 from minisgl.core import EngineSpec, Req, SamplingParams
 from minisgl.plugins.speculation import DraftProposer
+from minisgl.plugins.speculation.grammar import GrammarProposer
 from minisgl.plugins.speculation.ngram import NgramProposer
 from minisgl.plugins.speculation.none import NoProposer
 from minisgl.plugins.speculation.suffix import SuffixProposer
@@ -31,6 +32,13 @@ class TestNgram(ProposerConformance):
 class TestSuffix(ProposerConformance):
     def make(self, spec: EngineSpec) -> DraftProposer:
         return suffix(spec)
+
+
+class TestGrammar(ProposerConformance):
+    """Beside another proposer; the requests of the kit have no grammars."""
+
+    def make(self, spec: EngineSpec) -> DraftProposer:
+        return GrammarProposer(4, suffix(spec))
 
 
 def suffix(spec: EngineSpec) -> SuffixProposer:

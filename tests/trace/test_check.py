@@ -50,6 +50,11 @@ TEXTS = {
     "tokens of later rounds that are not read": "the request's last row ended at",
     "a step that starts after the first round of the step before": "the request's last row ended at",
     "masks of the step before": "have no final reply",
+    "masks shifted by one": "have no final reply",
+    "a rejected draft in a grammar": "have no final reply",
+    "a discarded token in a grammar": "have no final reply",
+    "a dead end of a grammar that is missed": "have no final reply",
+    "a dead end after a draft that ends the request": "have no final reply",
 }
 
 

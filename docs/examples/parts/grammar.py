@@ -7,6 +7,7 @@ import numpy as np
 
 from minisgl import hookimpl
 from minisgl.sampling_params import InvalidRequestError
+from minisgl.scheduler.base import Constraint
 
 
 @dataclass
@@ -38,7 +39,7 @@ def mask(tokens, vocab_size):
     return np.packbits(bits, bitorder="little").view(np.int32)
 
 
-class Examination:
+class Examination(Constraint):
     """The grammar of one request: first a letter, then the end."""
 
     def __init__(self, letter, end):

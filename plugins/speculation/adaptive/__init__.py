@@ -131,6 +131,10 @@ class AdaptiveSpeculation(Speculation):
         if not limits.any():
             return [()] * len(reqs)
         drafts = list(self.proposer.propose(reqs, positions.tolist(), limits.tolist()))
+        for i, (req, position) in enumerate(zip(reqs, positions.tolist(), strict=True)):
+            # The grammar knows the tokens of all results that were read: all before the drafts, or all but the last.
+            if req.constraint is not None and drafts[i] and len(req) == position:
+                drafts[i] = drafts[i][: req.constraint.allowed(drafts[i])]
         if decide_first:
             self._times.drafted(step_id)
         elif self.adapt:

@@ -11,8 +11,9 @@ import numpy.typing as npt
 import pytest
 import regex
 
-from minisgl.plugins.grammar.base import Grammars, Matcher
+from minisgl.plugins.grammar.base import Grammars
 from minisgl.sampling_params import Grammar, InvalidRequestError
+from minisgl.scheduler.base import Constraint
 from minisgl.tokenizer.tokenizer import Tokenizer
 from tests.plugins.grammar.conftest import VOCAB_SIZE
 
@@ -50,7 +51,7 @@ def allowed(mask: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
 
 
 def answers(
-    matchers: list[Matcher],
+    matchers: list[Constraint],
     tokenizer: Tokenizer,
     rng: random.Random,
     check: Callable[[bytes, npt.NDArray[np.bool_]], None],
@@ -66,6 +67,10 @@ def answers(
         if token in tokenizer.eos_ids:
             break
         drafts = [token, *rng.sample(range(VOCAB_SIZE), 2)]
+        counts = {matcher.allowed(drafts) for matcher in matchers}
+        assert counts == {Constraint.allowed(matchers[0], drafts)}, "as many as the masks allow"
+        for matcher in matchers:
+            check_forced(matcher, tokenizer)
         drafted = [matcher.masks(drafts) for matcher in matchers]
         assert all((each == drafted[0]).all() for each in drafted), text
         for matcher in matchers:
@@ -73,6 +78,16 @@ def answers(
         assert (matchers[0].masks([])[0] == drafted[0][1]).all(), "masks after drafts are those after the tokens"
         text += tokenizer.decoded_bytes(token)
     return text
+
+
+def check_forced(matcher: Constraint, tokenizer: Tokenizer) -> None:
+    """Check that no other text than that of the forced tokens is allowed."""
+    forced = list(matcher.forced(5))
+    text = b"".join(tokenizer.decoded_bytes(token) for token in forced)
+    assert len(forced) <= 5 and matcher.allowed(forced) == len(forced)
+    for token in np.flatnonzero(allowed(matcher.masks([])[0])).tolist() if forced else []:
+        data = tokenizer.decoded_bytes(token)
+        assert text.startswith(data) or data.startswith(text), (text, data)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
