@@ -150,7 +150,7 @@ class LLGuidanceMatcher(Constraint):
     def _ends_after(self, tokens: Sequence[int], test: Callable[[], bool]) -> bool:
         """Return the result of ``test()`` after ``tokens``, which are then taken back."""
         consumed = self._matcher.try_consume_tokens(list(tokens))
-        ends = test() and not self._matcher.is_error()
+        ends = bool(test() and not self._matcher.is_error())
         self._matcher.rollback(consumed)
         return ends
 

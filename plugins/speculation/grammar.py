@@ -75,7 +75,8 @@ class GrammarProposer(DraftProposer):
         # The grammar knows the tokens of results that were read. The token before `position` may be unread: then the
         # drafts after it are certain only if it is forced too.
         unread = position - len(req)
-        return req.constraint.forced(unread + min(limit, self.max_forced))[unread:]
+        forced: Sequence[int] = req.constraint.forced(unread + min(limit, self.max_forced))
+        return forced[unread:]
 
 
 @hookimpl
