@@ -130,7 +130,7 @@ class LLGuidanceMatcher(Constraint):
             if token in self._end_ids:
                 return False
             # After an error, as when a limit is reached, the next mask forbids all tokens.
-            return self._matcher.try_consume_tokens([token]) == 1 or self._matcher.is_error()
+            return bool(self._matcher.try_consume_tokens([token]) == 1 or self._matcher.is_error())
 
         return masks_with_rollback(drafts, self._mask, consume, self._matcher.rollback)
 
