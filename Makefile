@@ -7,6 +7,7 @@
 #                  solution with as many workloads as a student's; takes minutes
 # make grade-references  grade every lab's reference solution as an instructor does (ARGS="--lab policy"); takes minutes
 # make check-cluster  the tests with the router smg and on Ray Serve, which it installs first (102 MB, 489 MB)
+# make check-clients  the clients that people use, each with its own code, on a server; installs them first (1.5 GB)
 # make check-nodes  servers whose ranks torchrun starts: killed ranks, cut links, wrong secrets; takes minutes
 # make soak       10,000 random schedules on the simulated engine, and 20 times the random workloads of the scheduler's tests
 # make lint       linter and type checker
@@ -34,7 +35,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # The processes that tests start then load compiled modules.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo serve test check check-cluster check-labs check-nodes test-labs grade-references soak lint docs pages bench \
+.PHONY: demo serve test check check-clients check-cluster check-labs check-nodes test-labs grade-references soak lint docs pages bench \
   reference format clean
 .DELETE_ON_ERROR:
 
@@ -70,6 +71,22 @@ grade-references: $(TOOLS)
 check-cluster: $(TOOLS)
 	@$(BIN)/python -c "import ray.serve, smg" 2> /dev/null || $(PIP) -e '.[cluster,ray]'
 	$(BIN)/python -m pytest tests/cluster/test_smg.py tests/cluster/test_ray.py $(ARGS)
+
+# A virtual environment for each file of requirements/, because some clients exclude others, and a folder of npm packages.
+CLIENTS := tests/clients
+ENVIRONMENTS := $(patsubst $(CLIENTS)/requirements/%.txt,.venv-clients/%/.installed,$(wildcard $(CLIENTS)/requirements/*.txt))
+
+check-clients: $(TOOLS) $(ENVIRONMENTS) $(CLIENTS)/node_modules/.package-lock.json
+	MINISGL_RECORD=$(MINISGL_RECORD) $(BIN)/python -m pytest -q $(CLIENTS) $(ARGS)
+
+.venv-clients/%/.installed: $(CLIENTS)/requirements/%.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+$(CLIENTS)/node_modules/.package-lock.json: $(CLIENTS)/package.json
+	npm install --prefix $(CLIENTS) --no-package-lock --no-audit --no-fund --silent
+	@touch $@
 
 check-nodes: $(TOOLS)
 	$(BIN)/python -m pytest -q tests/server/check_nodes.py $(ARGS)

@@ -1,0 +1,37 @@
+"""The package ``instructor``, with the package ``openai``."""
+
+import contextlib
+from typing import Any
+
+import instructor
+import openai
+from cases import KEY, MODEL, URL, USER, Person, case, run
+from instructor.core import IncompleteOutputException, InstructorRetryException
+
+client = openai.OpenAI(base_url=URL, api_key=KEY, max_retries=0)
+
+
+def ask(mode: instructor.Mode) -> Any:
+    patched = instructor.from_openai(client, mode=mode)
+    given: dict[str, Any] = {"model": MODEL, "messages": USER, "max_tokens": 200, "response_model": Person}
+    return patched.chat.completions.create(**given, max_retries=0).model_dump()
+
+
+@case
+def schema() -> Any:
+    return ask(instructor.Mode.JSON_SCHEMA)
+
+
+@case
+def json_object() -> Any:
+    """Return the text that the server sent: the schema is in the prompt only, so the model may not follow it."""
+    texts = []
+    patched = instructor.from_openai(client, mode=instructor.Mode.JSON)
+    patched.on("completion:response", lambda answer: texts.append(answer.choices[0].message.content))
+    given: dict[str, Any] = {"model": MODEL, "messages": USER, "max_tokens": 20, "response_model": Person}
+    with contextlib.suppress(IncompleteOutputException, InstructorRetryException):
+        patched.chat.completions.create(**given, max_retries=0)
+    return texts[0]
+
+
+run()
