@@ -56,6 +56,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
       scheduler derives a seed from the server's seed.
     - ``stop``: strings that end the request, at most 16 of at most 1,024 characters each. A stop string is not part of
       the returned text.
+    - ``include_stop_str_in_output``: the text has the stop string, or the text of the stop token, that ended it.
+    - ``min_tokens``: the answer has at least this many tokens before the one that ends it, such as an end-of-sequence
+      token. Stop strings in the text before are no stop strings. A grammar that can only end, ends before.
+    - ``bad_words``: words that the answer must not have, at most 64 of at most 64 characters each. As in vLLM, the
+      tokens of a word are forbidden, with and without a space before them; other tokens may have the same text.
+    - ``allowed_token_ids``: the only tokens that the answer may have, an end-of-sequence token included; at most
+      16,384.
     - ``stop_token_ids``: token ids that end the request, like an end-of-sequence id; at most 1,024.
     - ``logprobs``: number of alternatives reported with each output token. 0 reports the sampled token's
       log-probability only; None reports no log-probabilities.
@@ -89,12 +96,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     cache_salt: str | None = None
     priority: int = 0
     grammar: Grammar | None = None
+    min_tokens: int = 0
+    bad_words: tuple[str, ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    include_stop_str_in_output: bool = False
 
     MAX_LOGPROBS = 20
     MAX_STOPS = 16
     MAX_STOP_CHARS = 1024
     MAX_STOP_TOKEN_IDS = 1024
     MAX_BIAS = 1024
+    MAX_ALLOWED = 16384
+    MAX_BAD_WORDS = 64
+    MAX_BAD_WORD_CHARS = 64
     MAX_SALT = 256
     MAX_GRAMMAR = 1 << 16
 
@@ -129,14 +143,22 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             if not ok:
                 raise InvalidRequestError(field, f"{field} must be {what}, got {_shorten(getattr(self, field))}.")
 
-        for field, most in (("stop_token_ids", self.MAX_STOP_TOKEN_IDS), ("logit_bias", self.MAX_BIAS)):
+        for field, most in (
+            ("stop_token_ids", self.MAX_STOP_TOKEN_IDS),
+            ("logit_bias", self.MAX_BIAS),
+            ("allowed_token_ids", self.MAX_ALLOWED),
+        ):
             size = len(getattr(self, field)) if hasattr(getattr(self, field), "__len__") else 0
             need(size <= most, field, f"at most {most} token ids")
-        stops_ok = not isinstance(self.stop, tuple | list) or len(self.stop) <= self.MAX_STOPS
-        need(stops_ok, "stop", f"at most {self.MAX_STOPS} strings")
-        stops = self.stop if isinstance(self.stop, tuple | list) else ()
-        short = all(not isinstance(stop, str) or len(stop) <= self.MAX_STOP_CHARS for stop in stops)
-        need(short, "stop", f"strings of at most {self.MAX_STOP_CHARS} characters")
+        for field, most, chars in (
+            ("stop", self.MAX_STOPS, self.MAX_STOP_CHARS),
+            ("bad_words", self.MAX_BAD_WORDS, self.MAX_BAD_WORD_CHARS),
+        ):
+            texts = getattr(self, field)
+            texts = texts if isinstance(texts, tuple | list) else ()
+            need(len(texts) <= most, field, f"at most {most} strings")
+            short = all(not isinstance(text, str) or len(text) <= chars for text in texts)
+            need(short, field, f"strings of at most {chars} characters")
         try:
             msgspec.convert(msgspec.structs.asdict(self), SamplingParams)
         except msgspec.ValidationError as error:  # "Expected `int`, got `str` - at `$.stop[...]`"
@@ -147,6 +169,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for field in ("temperature", "top_p", "min_p", "repetition_penalty"):
             need(math.isfinite(getattr(self, field)), field, "a finite number")
         need(self.max_tokens >= 1, "max_tokens", "at least 1")
+        need(0 <= self.min_tokens <= self.max_tokens, "min_tokens", f"between 0 and max_tokens, {self.max_tokens}")
         need(0.0 <= self.temperature <= 100.0, "temperature", "between 0 and 100")
         need(self.top_k >= -1, "top_k", "-1 or 0 (off) or at least 1")
         need(0.0 < self.top_p <= 1.0, "top_p", "above 0 and at most 1")
@@ -164,6 +187,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         need(salt_ok, "cache_salt", f"a string of 1 to {self.MAX_SALT} characters")
         need(-(2**31) <= self.priority < 2**31, "priority", "a 32-bit integer")
         need(all(self.stop), "stop", "strings that are not empty")
+        need(all(word.strip() for word in self.bad_words), "bad_words", "words that are not empty")
+        need(self.allowed_token_ids != (), "allowed_token_ids", "at least one token id")
         if self.grammar is not None:
             short = len(self.grammar.text) <= self.MAX_GRAMMAR
             need(short, "grammar", f"a grammar of at most {self.MAX_GRAMMAR} characters")
@@ -173,6 +198,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         inside = "token ids below " + ("2^31" if vocab_size is None else f"the vocabulary size {vocab_size}")
         need(all(0 <= t < limit for t in self.stop_token_ids), "stop_token_ids", inside)
         need(all(0 <= t < limit for t in self.logit_bias), "logit_bias", inside)
+        need(all(0 <= t < limit for t in self.allowed_token_ids or ()), "allowed_token_ids", inside)
 
 
 def shorten(text: str, limit: int = 100) -> str:

@@ -47,10 +47,14 @@ class Message(msgspec.Struct, tag=True, array_like=True):
 
 
 class TextPrompt(msgspec.Struct, tag="text"):
-    """A prompt given as plain text. ``add_special_tokens`` lets the tokenizer add its special tokens (BOS)."""
+    """A prompt given as plain text. ``add_special_tokens`` lets the tokenizer add its special tokens (BOS).
+
+    Only the last ``num_kept_tokens`` tokens are kept; 0 keeps all.
+    """
 
     text: str
     add_special_tokens: bool = True
+    num_kept_tokens: int = 0
 
 
 class TokensPrompt(msgspec.Struct, tag="tokens"):
@@ -65,12 +69,14 @@ class ChatPrompt(msgspec.Struct, tag="chat"):
     ``messages`` are dictionaries with ``role`` and ``content``, as in the OpenAI API. ``add_generation_prompt`` ends
     the rendered text with the beginning of an assistant message. ``chat_template_kwargs`` are further template
     variables. ``tools`` are the tools of which the template tells the model, in the OpenAI API's form.
+    ``num_kept_tokens`` is that of `TextPrompt`.
     """
 
     messages: list[dict[str, Any]]
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] = {}
     tools: list[dict[str, Any]] = []
+    num_kept_tokens: int = 0
 
 
 Prompt: TypeAlias = TextPrompt | TokensPrompt | ChatPrompt

@@ -10,6 +10,7 @@ from minisgl.core import Engine, InvalidRequestError, Req
 from minisgl.scheduler.base import Constraint, Drafting
 from minisgl.scheduler.observer import HookObserver
 from minisgl.scheduler.scheduler import Scheduler
+from minisgl.scheduler.token_rules import with_rules
 
 if TYPE_CHECKING:
     from minisgl.config import Config
@@ -62,12 +63,12 @@ def build_scheduler(
     eos_ids = engine.eos_ids | frozenset(() if tokenizer is None else tokenizer.eos_ids)
 
     def constraint_of(req: Req) -> Constraint | None:
-        grammar = req.params.grammar
-        if grammar is None:
-            return None
-        if grammars is None:
-            raise InvalidRequestError(grammar.field, "This scheduler was built without a reader of grammars.")
-        return grammars.constraint(grammar, engine.spec.vocab_size, sorted(eos_ids))
+        grammar, vocab_size, made = req.params.grammar, engine.spec.vocab_size, None
+        if grammar is not None:
+            if grammars is None:
+                raise InvalidRequestError(grammar.field, "This scheduler was built without a reader of grammars.")
+            made = grammars.constraint(grammar, vocab_size, sorted(eos_ids))
+        return with_rules(req, made, vocab_size, None if tokenizer is None else tokenizer.encode)
 
     return Scheduler(
         engine,

@@ -35,7 +35,10 @@ from minisgl.scheduler.planner import Planner, req_pool_indices_of
 from minisgl.scheduler.steps import Counters, InFlightStep, ResultReader, StepBuilder, token_masks
 from minisgl.scheduler.waiting_queue import NO_GROUP, WaitingQueue, check_request, seed_of
 
-NO_TOKEN = "The grammar of the request allows no token after this text, or it has grown too large."
+NO_TOKEN = (
+    "The grammar of the request allows no token after this text, or it has grown too large. With bad_words or "
+    "allowed_token_ids, they may forbid the tokens that it allows."
+)
 
 
 class Scheduler:

@@ -77,11 +77,24 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     priority: int = 0
     grammar: Grammar | None = None
+    min_tokens: int = 0
+    bad_words: list[str] = []
+    allowed_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    truncate_prompt_tokens: int | None = None
 
     @property
     def names(self) -> Mapping[str, str]:
         """The client's names of fields that have another name in the core, for error messages."""
         return NO_NAMES
+
+    @property
+    def num_kept_tokens(self) -> int:
+        """The number of tokens at the end of a prompt that are kept, or 0 for all. Raise `ApiError`."""
+        given = self.truncate_prompt_tokens
+        if given is not None and given < 1:
+            raise ApiError(400, "truncate_prompt_tokens must be at least 1.", "truncate_prompt_tokens", "invalid_value")
+        return given or 0
 
     @property
     def include_usage(self) -> bool:
@@ -119,6 +132,10 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
             priority=self.priority,
             skip_special_tokens=self.skip_special_tokens,
             grammar=self.grammar,
+            min_tokens=self.min_tokens,
+            bad_words=tuple(self.bad_words),
+            allowed_token_ids=None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
+            include_stop_str_in_output=self.include_stop_str_in_output,
         )
         try:
             params.check()
@@ -136,7 +153,7 @@ class CompletionRequest(GenerateRequest, kw_only=True):
 
     def to_prompts(self) -> list[Prompt]:
         """Return ``prompt`` (a text, token ids, or a list of either) as a list of prompts. Raise `ApiError`."""
-        return _to_prompts(self.prompt)
+        return _to_prompts(self.prompt, self.num_kept_tokens)
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
@@ -174,6 +191,7 @@ class ChatRequest(GenerateRequest, kw_only=True):
     chat_template_kwargs: dict[str, Any] = {}
     tools: list[dict[str, Any]] = []
     tool_choice: Any = None
+    add_generation_prompt: bool = True
     parallel_tool_calls: bool = True
 
     @property
@@ -203,7 +221,8 @@ class ChatRequest(GenerateRequest, kw_only=True):
 
     def to_prompt(self) -> ChatPrompt:
         """Return the messages as a prompt. Raise `ApiError` for an invalid message."""
-        return chat_prompt(self.messages, True, self.chat_template_kwargs)
+        prompt = chat_prompt(self.messages, self.add_generation_prompt, self.chat_template_kwargs)
+        return msgspec.structs.replace(prompt, num_kept_tokens=self.num_kept_tokens)
 
 
 # ---- parsing ---------------------------------------------------------------------------------------
@@ -334,16 +353,16 @@ def _convert(fields: dict[str, Any], kind: type[S], prefix: str = "") -> S:
         raise ApiError(400, message, param and shorten(param), "invalid_type") from None
 
 
-def _to_prompts(prompt: Any) -> list[Prompt]:
+def _to_prompts(prompt: Any, num_kept: int = 0) -> list[Prompt]:
     if isinstance(prompt, str):
-        return [TextPrompt(prompt)]
+        return [TextPrompt(prompt, num_kept_tokens=num_kept)]
     if isinstance(prompt, list) and prompt:
         if all(type(item) is int for item in prompt):
-            return [tokens_prompt(prompt, "prompt")]
+            return [tokens_prompt(prompt[-num_kept:], "prompt")]
         if all(isinstance(item, str) for item in prompt):
-            return [TextPrompt(item) for item in prompt]
+            return [TextPrompt(item, num_kept_tokens=num_kept) for item in prompt]
         if all(isinstance(item, list) and all(type(token) is int for token in item) for item in prompt):
-            return [tokens_prompt(item, "prompt") for item in prompt]
+            return [tokens_prompt(item[-num_kept:], "prompt") for item in prompt]
     elif prompt == []:
         raise ApiError(400, "The prompt is empty: it must have at least one token.", "prompt", "invalid_value")
     raise ApiError(

@@ -240,6 +240,7 @@ class TextWorker:
                 what = f"The prompt has {num_ids(ids)} tokens, and the answer needs at least one."
                 raise too_long("prompt", self._limits.max_seq_len, what)
             params = msgspec.structs.replace(params, max_tokens=min(left, params.max_tokens))
+            params.check()  # min_tokens may be more than that
         self._to_scheduler(Schedule(message.uids, ids, params, message.group))
 
     def _tokenize(self, message: TokenizeRequest) -> Message:
@@ -276,6 +277,8 @@ class TextWorker:
                 )
                 self._tokenizer.check_length(chat.text, self._limits.max_seq_len)
                 ids = pack_ids(self._tokenizer.encode_chat(chat))
+        if not isinstance(prompt, TokensPrompt) and prompt.num_kept_tokens:
+            ids = ids[-4 * prompt.num_kept_tokens :]
         if not ids and not empty:
             raise InvalidRequestError("prompt", "The prompt is empty: it must have at least one token.")
         return ids

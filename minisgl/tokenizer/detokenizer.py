@@ -48,10 +48,11 @@ class Detokenizer:
         if self._tokenizer is not None:
             tail = [int(i) for i in prompt_ids[-PROMPT_TAIL_TOKENS:]]
             text = self._tokenizer.stream(tail, params)
-        stops = StopFinder(params.stop) if params.stop and text is not None else None
+        include = params.include_stop_str_in_output
+        stops = StopFinder(params.stop, include) if params.stop and text is not None else None
         stop_tokens = {} if self._tokenizer is None else self._tokenizer.stop_tokens(params.stop, False)
         prompt = [int(i) for i in prompt_ids] if params.prompt_logprobs is not None else []
-        self._requests[uid] = _Request(text, stops, stop_tokens, prompt, max(params.logprob_start_len, 1))
+        self._requests[uid] = _Request(text, stops, stop_tokens, prompt, params)
 
     def feed(self, output: Output) -> list[Delta]:
         """Detokenize one output of the scheduler. Return one delta for each request in the output.
@@ -74,8 +75,8 @@ class Detokenizer:
             delta = deltas.setdefault(uid, Delta(uid))
             end = ends.get(uid)
             # A stop token (EOS, stop_token_ids) is counted and reported as a token, but is not part of the text.
-            hidden = end is not None and last[uid] == i and end.stop_id == token
-            if not hidden and token in request.stop_tokens:
+            hidden = end is not None and last[uid] == i and end.stop_id == token and not request.include_stop
+            if not hidden and token in request.stop_tokens and request.num_tokens >= request.min_tokens:
                 request.stop_at(token, delta)
                 continue
             request.add_token(token, delta, hidden)
@@ -126,7 +127,8 @@ class _Request:
     """The detokenization state of one request. ``stopped`` is true once a stop string was found.
 
     ``stop_tokens`` are the stop strings that are one special token, by the id of the token. ``prompt_ids`` is empty
-    unless the request asks for the prompt's log-probabilities. They begin at ``logprob_start``.
+    unless the request asks for the prompt's log-probabilities. They begin at ``logprob_start``. No text of the first
+    ``min_tokens`` tokens is a stop string.
     """
 
     def __init__(
@@ -135,12 +137,13 @@ class _Request:
         stops: StopFinder | None,
         stop_tokens: Mapping[int, str],
         prompt_ids: list[int],
-        logprob_start: int,
+        params: SamplingParams,
     ):
+        self.min_tokens, self.include_stop = params.min_tokens, params.include_stop_str_in_output
         self._text, self._stops = text, stops
         self.stop_tokens = stop_tokens
         self.prompt_ids = prompt_ids
-        self.logprob_start = min(logprob_start, len(prompt_ids))
+        self.logprob_start = min(max(params.logprob_start_len, 1), len(prompt_ids))
         self.num_prompt_logprobs = 0  # the positions of the prompt that were reported, with log-probabilities or None
         self.num_tokens = 0
         self.stopped = False
@@ -152,7 +155,8 @@ class _Request:
         if self._text is not None and not hidden:
             self._add_text(self._text.feed(token), delta)
             # Text that is held back may have a stop string already. If the request ends with it, the text is complete.
-            if self._stops is not None and not self.stopped and self._stops.ends_in(self._text.pending):
+            searched = not self.stopped and self.num_tokens > self.min_tokens
+            if self._stops is not None and searched and self._stops.ends_in(self._text.pending):
                 self._add_text(self._text.flush(), delta)
 
     def stop_at(self, token: int, delta: Delta) -> None:
@@ -162,6 +166,7 @@ class _Request:
         self.flush(delta)
         if not self.stopped:  # otherwise, the text that was held back completed another stop string
             delta.matched_stop, self.stopped = self.stop_tokens[token], True
+            delta.text += delta.matched_stop if self.include_stop else ""
 
     def prompt_logprobs_without(self, end: int) -> list[list[PromptLogprob] | None]:
         """Report the positions of the prompt up to ``end`` as positions without log-probabilities."""
@@ -177,7 +182,7 @@ class _Request:
             delta.text += self._stops.flush()
 
     def _add_text(self, text: str, delta: Delta) -> None:
-        if self._stops is not None and text:
+        if self._stops is not None and text and self.num_tokens > self.min_tokens:
             text, delta.matched_stop = self._stops.feed(text)
             self.stopped = delta.matched_stop is not None
         delta.text += text

@@ -19,7 +19,8 @@ class StopFinder:
     length. After the finder has reported a stop string, it must not be used again.
     """
 
-    def __init__(self, stops: Sequence[str]):
+    def __init__(self, stops: Sequence[str], include: bool = False):
+        self._include = include
         self._stops = [(stop, _borders(stop)) for stop in stops]
         self._matched = [0] * len(stops)  # for each stop string, how long a prefix of it ends the text
         self._held = ""
@@ -27,7 +28,8 @@ class StopFinder:
     def feed(self, text: str) -> tuple[str, str | None]:
         """Add the next piece of text. Return the text that may be shown now, and the stop string found or None.
 
-        If a stop string was found, the returned text ends before the stop string's first character. If none was found,
+        If a stop string was found, the returned text ends before the stop string's first character, or with its last
+        one if the finder shall ``include`` it. If none was found,
         the finder holds back the end of the text if a stop string may begin there.
         """
         buffer = self._held + text
@@ -44,7 +46,7 @@ class StopFinder:
                 self._matched[i] = matched
             if found:
                 self._held = ""
-                return buffer[: end - len(found)], found
+                return buffer[: end if self._include else end - len(found)], found
         safe = len(buffer) - max(self._matched, default=0)
         self._held = buffer[safe:]
         return buffer[:safe], None

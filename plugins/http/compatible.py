@@ -47,9 +47,7 @@ _NO_MEDIA = "the models here read and write text only"
 _NO_DISAGGREGATION = "prompts are computed where the answer is"
 REFUSED: Mapping[str, Refusal] = MappingProxyType(
     {
-        "allowed_token_ids": Refusal("use a grammar or logit_bias", ([],)),
         "audio": Refusal(_NO_MEDIA),
-        "bad_words": Refusal("use logit_bias", ([],)),
         "best_of": Refusal("it must be equal to n: all choices are returned, none is chosen by its probability"),
         "bootstrap_host": Refusal(_NO_DISAGGREGATION),
         "bootstrap_port": Refusal(_NO_DISAGGREGATION),
@@ -64,17 +62,15 @@ REFUSED: Mapping[str, Refusal] = MappingProxyType(
         "function_call": Refusal("it is the old name of tool_choice", ("none", "auto")),
         "functions": Refusal("it is the old name of tools", ([],)),
         "include_reasoning": Refusal("the answer has its reasoning", (True,)),
-        "include_stop_str_in_output": Refusal("a stop string is not part of the text", (False,)),
         "input_embeds": Refusal("a prompt is a text or token ids"),
         "input_ids": Refusal("a prompt of token ids is the parameter prompt of a completion"),
         "kv_transfer_params": Refusal(_NO_DISAGGREGATION, ({},)),
         "length_penalty": Refusal("it belongs to beam search", (1.0, 1)),
         "logits_processors": Refusal("a server runs no code of its clients", ([],)),
         "lora_path": Refusal("there are no LoRA adapters"),
-        "min_tokens": Refusal("use ignore_eos and max_tokens", (0,)),
         "mm_processor_kwargs": Refusal(_NO_MEDIA, ({},)),
         "modalities": Refusal(_NO_MEDIA, (["text"],)),
-        "no_stop_trim": Refusal("a stop string is not part of the text", (False,)),
+        "no_stop_trim": Refusal("use include_stop_str_in_output", (False,)),
         "prediction": Refusal("drafts come from the option speculation of the server"),
         "prompt_embeds": Refusal("a prompt is a text or token ids"),
         "reasoning_effort": Refusal("use chat_template_kwargs if the model's chat template has such a variable"),
@@ -87,7 +83,6 @@ REFUSED: Mapping[str, Refusal] = MappingProxyType(
         "stop_regex": Refusal("use stop", ([], "")),
         "store": Refusal("the server keeps no answers", (False,)),
         "suffix": Refusal("no model here was trained to fill in the middle of a text", ("",)),
-        "truncate_prompt_tokens": Refusal("cut the prompt before you send it"),
         "use_beam_search": Refusal("there is no beam search", (False,)),
         "vllm_xargs": Refusal("there are no such arguments", ({},)),
         "web_search_options": Refusal("the server has no access to the web"),
@@ -97,7 +92,6 @@ REFUSED: Mapping[str, Refusal] = MappingProxyType(
 REFUSED_OF: Mapping[type[msgspec.Struct], Mapping[str, Refusal]] = MappingProxyType(
     {
         ChatRequest: {
-            "add_generation_prompt": Refusal("the answer is a new message", (True,)),
             "add_special_tokens": Refusal("the chat template writes them", (False,)),
         },
         CompletionRequest: {

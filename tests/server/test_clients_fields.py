@@ -139,3 +139,54 @@ def test_start(run_app: Callable[..., None]) -> None:
             assert (await client.get("/v1/models")).status_code == 200
 
     run_app(test)
+
+
+def test_rules_about_tokens(tutor: Server) -> None:
+    """``min_tokens``, ``bad_words`` and ``allowed_token_ids`` over HTTP: see tests/scheduler/test_token_rules.py."""
+    body = {"messages": USER, "max_tokens": 60, "temperature": 0, "return_token_ids": True}
+    plain = post(tutor, CHAT, **body).json()
+    assert plain["usage"]["completion_tokens"] < 40
+    answer = post(tutor, CHAT, **body, min_tokens=40, stream=True).text
+    assert answer.count('"token_ids"') >= 40
+    assert post(tutor, CHAT, **body, min_tokens=40).json()["usage"]["completion_tokens"] >= 40
+    allowed = post(tutor, CHAT, **body, allowed_token_ids=[100, 101]).json()["choices"][0]
+    assert set(allowed["token_ids"]) <= {100, 101}
+    first = plain["choices"][0]["message"]["content"].split()[0]
+    without = post(tutor, CHAT, **body, bad_words=[first]).json()["choices"][0]["message"]["content"]
+    assert without.split()[0] != first
+    for wrong in ({"min_tokens": 61}, {"allowed_token_ids": [5000]}, {"allowed_token_ids": []}, {"bad_words": [""]}):
+        error = post(tutor, CHAT, **body, **wrong).json()["error"]
+        assert error["param"] == next(iter(wrong))
+    error = post(tutor, CHAT, messages=USER, min_tokens=2040).json()["error"]  # the context has fewer tokens left
+    assert error["param"] == "min_tokens"
+
+
+def test_truncated_prompts(tutor: Server) -> None:
+    """Of a long prompt, only the last tokens are kept: those of a text, a chat, and token ids."""
+    body = {"max_tokens": 3, "temperature": 0, "return_token_ids": True}
+    ids = list(range(100, 140))
+    kept = post(tutor, PLAIN, prompt=ids[-7:], **body).json()
+    for prompt in (ids, [ids], [5] * 3000 + ids):
+        answer = post(tutor, PLAIN, prompt=prompt, truncate_prompt_tokens=7, **body).json()
+        assert answer["usage"]["prompt_tokens"] == 7
+        assert answer["choices"] == kept["choices"]
+    long = [{"role": "user", "content": "Tell me of pages. " * 300}]
+    for path, fields in ((CHAT, {"messages": long}), (PLAIN, {"prompt": "seven " * 2500})):
+        assert post(tutor, path, **fields, **body, truncate_prompt_tokens=9).json()["usage"]["prompt_tokens"] == 9
+    assert post(tutor, PLAIN, prompt="Hi", truncate_prompt_tokens=500, **body).status_code == 200
+    for value in (0, -1):
+        error = post(tutor, PLAIN, prompt="Hi", truncate_prompt_tokens=value).json()["error"]
+        assert error["param"] == "truncate_prompt_tokens"
+
+
+def test_no_generation_prompt(tutor: Server) -> None:
+    """``add_generation_prompt: false`` leaves out the beginning of the answer's message."""
+    counts = [
+        post(tutor, CHAT, messages=USER, max_tokens=1, add_generation_prompt=value).json()["usage"]["prompt_tokens"]
+        for value in (True, False)
+    ]
+    tokens = [
+        post(tutor, "/tokenize", messages=USER, add_generation_prompt=value).json()["count"] for value in (True, False)
+    ]
+    assert counts == tokens
+    assert counts[0] > counts[1]

@@ -113,6 +113,7 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "best_of": (PLAIN, {"prompt": "a", "best_of": 2}, "best_of"),
     "suffix": (PLAIN, {"prompt": "a", "suffix": "z"}, "suffix"),
     "reasoning_effort": (CHAT, {"messages": USER, "reasoning_effort": "high"}, "reasoning_effort"),
+    "a length below min_tokens": (PLAIN, {"prompt": "a", "min_tokens": 17}, "min_tokens"),
     "a part of stream_options": (
         PLAIN, {"prompt": "a", "stream": True, "stream_options": {"include_obfuscation": True}},
         "stream_options.include_obfuscation",

@@ -51,11 +51,22 @@ def test_all_sampling_parameters_are_passed_on() -> None:
         "prompt_logprobs": 4,
         "cache_salt": "mine",
         "priority": -3,
+        "min_tokens": 2,
+        "bad_words": ["bad"],
+        "allowed_token_ids": [4, 5],
+        "include_stop_str_in_output": True,
     }
     want = SamplingParams(
         max_tokens=5,
         logprobs=2,
-        **{**given, "stop": ("a", "b"), "stop_token_ids": (7,), "logit_bias": {9: 1.5}},
+        **{
+            **given,
+            "stop": ("a", "b"),
+            "stop_token_ids": (7,),
+            "logit_bias": {9: 1.5},
+            "bad_words": ("bad",),
+            "allowed_token_ids": (4, 5),
+        },
     )
     assert completion(**given).params(5, 2) == want
     assert chat(**given).params(5, 2) == want
@@ -190,7 +201,6 @@ def test_field_of_another_role_is_refused(role: str, field: str) -> None:
     ("parse_one", "accepted", "refused"),
     [
         ("chat", {"add_special_tokens": False, "add_generation_prompt": True}, {"add_special_tokens": True}),
-        ("chat", {}, {"add_generation_prompt": False}),
         ("completion", {"add_special_tokens": True}, {"add_special_tokens": False}),
         ("completion", {}, {"add_generation_prompt": True}),
         ("chat", {"stream_options": {"include_obfuscation": False}}, {"stream_options": {"include_obfuscation": True}}),
