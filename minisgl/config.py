@@ -166,7 +166,7 @@ class Config:
     """All options of one engine or server."""
 
     model: str = "tutor"
-    """The name of a model that ships with minisgl, a checkpoint directory, or a Hugging Face model id."""
+    """The name of a model that ships with minisgl, a checkpoint directory, a GGUF file, or a Hugging Face model id."""
     load_format: str = "auto"
     """``auto`` loads weights from safetensors files. ``dummy`` fills the shapes in config.json with random weights."""
     architecture: str | None = None

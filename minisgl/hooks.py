@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -177,6 +178,22 @@ def minisgl_http(config: Config) -> HttpExtension | None:
 
 
 # ---- models ----------------------------------------------------------------------------------------------
+
+
+@hookspec(firstresult=True)
+def minisgl_find_model(name: str) -> Path | None:
+    """Find the model that the option ``model`` names, if it is not in a directory of safetensors files.
+
+    When: in each process that needs the model's files, at start, if no model of that name ships with minisgl. The
+    plugins of ``plugins/sources`` and the installed plugins are called; those that ``plugins=`` names are not. Most of
+    the processes must not import torch. Several processes may call it at once.
+
+    - ``name``: the value of the option.
+
+    Returns: a directory with the files of a Hugging Face checkpoint; its config.json may have a
+    ``quantization_config``, which selects the part that reads the weights. None: the plugin does not know the name.
+    Raise `ConfigError` if it does, and the model can't be used.
+    """
 
 
 @hookspec

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from minisgl.config import ConfigError
 from minisgl.models.shipped import shipped, weights_dir
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.utils.json_file import read_json, read_json_if_present
 
 __all__ = ["named_models", "resolve_model", "some", "warn_of_same_name", "weight_files"]
@@ -50,14 +51,20 @@ def named_models() -> dict[str, Path]:
 def resolve_model(name: str) -> Path:
     """Return the directory of the model ``name``, or the config file of a named shape.
 
-    ``name`` is tried in this order: as the name of a model that ships with minisgl; as a directory or a ``.json``
-    config file; in the local Hugging Face cache; on the Hugging Face hub. So a directory with the name of a shipped
-    model needs a path with a slash, such as ``./tutor``. Raises `ConfigError` if none of these has the model.
+    ``name`` is tried in this order: as the name of a model that ships with minisgl; by the plugins that implement
+    `minisgl_find_model`; as a directory or a ``.json`` config file; in the local Hugging Face cache; on the Hugging
+    Face hub. So a directory with the name of a shipped model needs a path with a slash, such as ``./tutor``. Raises
+    `ConfigError` if none of these has the model.
     """
     path = Path(name).expanduser()
     available = named_models()
     if name in available:
         return available[name]
+    manager = PluginManager.load(light=True)
+    manager.load_all("sources")
+    found: Path | None = manager.hook.minisgl_find_model(name=name)
+    if found is not None:
+        return found
     if path.is_dir():
         if not (path / "config.json").is_file():
             hint = "Give the directory of a model."

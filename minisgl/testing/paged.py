@@ -23,6 +23,7 @@ from minisgl.models.converter import Kernels, ModelConverter, Quantization, load
 from minisgl.models.decoder import Model
 from minisgl.models.weights import Checkpoint, Dummy
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.models.quantized import quantization_of
 from minisgl.plugins.moe import MoeBackend
 
 __all__ = ["PagedModel", "Row"]
@@ -74,9 +75,10 @@ class PagedModel:
         converters: list[ModelConverter] = []
         quantization: Quantization | None = None
         if quantize or self.config.raw.get("quantization_config"):
+            stored = self.config.raw.get("quantization_config")
             quantization = manager.build(
                 "quantization",
-                manager.make("quantization", "fp8"),
+                manager.make("quantization", quantization_of(stored, manager) if stored else "fp8"),
                 device=device,
                 dtype=dtype,
                 build_part=lambda group: fp8_gemm or _make(manager, group, device=device),

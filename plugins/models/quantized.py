@@ -54,7 +54,7 @@ def build_quantization(
     try:
         options = config.quantization
         if options is None:
-            name = _quantization_of(stored, manager) if stored else config.quantize
+            name = quantization_of(stored, manager) if stored else config.quantize
             options = manager.make("quantization", name)
         quantization: Quantization = manager.build(
             "quantization",
@@ -69,7 +69,7 @@ def build_quantization(
     return quantization
 
 
-def _quantization_of(stored: object, manager: PluginManager) -> str:
+def quantization_of(stored: object, manager: PluginManager) -> str:
     """Return the name of the part that reads ``stored``, the ``quantization_config`` of config.json."""
     if not isinstance(stored, Mapping):
         raise ConfigError(f"quantization_config must be a JSON object, got {stored!r}.")

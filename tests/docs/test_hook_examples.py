@@ -139,6 +139,16 @@ def test_attention(expected: list[list[int]]) -> None:
     assert backend.query_tokens == stats["prefill_tokens"] + stats["decode_tokens"]
 
 
+def test_minisgl_find_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODELS", str(tmp_path))
+    (tmp_path / "small").mkdir()
+    find = load("minisgl_find_model").hook.minisgl_find_model
+    assert find(name="@small") == tmp_path / "small"
+    assert find(name="small") is None
+    with pytest.raises(ConfigError, match="model=@big: there is no directory"):
+        find(name="@big")
+
+
 def test_minisgl_check_model() -> None:
     refusal = "tutor can't be built: this machine must not serve models of this type"
     with pytest.raises(ConfigError, match=refusal), llm("minisgl_check_model"):

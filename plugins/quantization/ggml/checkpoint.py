@@ -1,0 +1,103 @@
+"""The tensors of a GGUF file as a checkpoint with Hugging Face's names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minisgl.config import ConfigError
+from minisgl.layers.weight_shards import WeightShard
+from minisgl.models.weights import Checkpoint
+from minisgl.plugins.quantization.ggml.types import dequantize
+from minisgl.plugins.sources.gguf.config import GgufTensor, tensors_of
+from minisgl.plugins.sources.gguf.header import read_header
+
+__all__ = ["GgufCheckpoint"]
+
+_CHUNK = 1 << 23
+"""The most numbers that are dequantised at once."""
+
+
+class GgufCheckpoint(Checkpoint):
+    """A GGUF file, which is mapped into memory: its pages are read when a slice is filled.
+
+    Raises `ConfigError` if the file can't be read.
+    """
+
+    def __init__(self, file: Path):
+        self.path, self.bytes_read = file, 0
+        self.beside = {}
+        self._tensors = tensors_of(read_header(file))
+        try:
+            self._data = torch.from_numpy(np.memmap(file, np.uint8, "c"))  # "c": torch wants memory that it may write
+        except OSError as error:
+            raise ConfigError(f"{file} can't be read: {error.strerror}.") from None
+
+    def __enter__(self) -> GgufCheckpoint:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        del self._data
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names that the tensors have in a Hugging Face checkpoint."""
+        return frozenset(self._tensors)
+
+    def find(self, name: str, shape: tuple[int, ...]) -> GgufTensor:
+        """Return the tensor ``name``. Raises `ConfigError` if it has another shape than ``shape``."""
+        tensor = self._tensors[name]
+        if tensor.shape != shape:
+            raise ConfigError(
+                f"{self.path}: the tensor {tensor.stored.name} has shape {list(tensor.shape)}, but its metadata "
+                f"implies {list(shape)}."
+            )
+        return tensor
+
+    def rows(self, tensor: GgufTensor, begin: int, end: int) -> Tensor:
+        """Return the rows ``begin`` to ``end`` of a tensor as they are stored, [rows, bytes], uint8.
+
+        The rows of query and key heads are brought into the order of Hugging Face.
+        """
+        stored = tensor.stored
+        count = tensor.shape[0] if len(tensor.shape) > 1 else 1
+        first = stored.begin + tensor.expert * count * stored.row_size
+        data = self._data[first : first + count * stored.row_size].view(count, stored.row_size)
+        self.bytes_read += (end - begin) * stored.row_size
+        if not tensor.heads or len(tensor.shape) == 1:
+            return data[begin:end]
+        return data[_row_order(count, tensor.heads)[begin:end]]
+
+    def fill(self, shard: WeightShard) -> None:
+        """Dequantise the shard's slice into its target. Raises `ConfigError` if the tensor has another shape."""
+        tensor = self.find(shard.name, shard.shape)
+        block = tensor.stored.block.name
+        if len(tensor.shape) == 1:
+            values = dequantize(block, self.rows(tensor, 0, 1).contiguous(), tensor.shape[0])[0]
+            if tensor.heads:
+                values = values[_row_order(len(values), tensor.heads)]
+            shard.target.copy_(values[shard.index[0]])
+            return
+        rows, columns = shard.index
+        for begin, end in _chunks(rows.start, rows.stop, tensor.shape[1]):
+            values = dequantize(block, self.rows(tensor, begin, end).contiguous(), tensor.shape[1])
+            shard.target[begin - rows.start : end - rows.start].copy_(values[:, columns])
+
+
+def _chunks(begin: int, end: int, columns: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges of rows that have at most `_CHUNK` numbers."""
+    step = max(1, _CHUNK // columns)
+    for start in range(begin, end, step):
+        yield start, min(start + step, end)
+
+
+def _row_order(rows: int, heads: int) -> Tensor:
+    """Return the stored row of each row of Hugging Face's order.
+
+    A head's stored rows are pairs of neighbours: number i of the first half, then number i of the second half.
+    """
+    return torch.arange(rows).view(heads, -1, 2).transpose(1, 2).flatten()
