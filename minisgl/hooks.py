@@ -185,14 +185,14 @@ def minisgl_find_model(name: str) -> Path | None:
     """Find the model that the option ``model`` names, if it is not in a directory of safetensors files.
 
     When: in each process that needs the model's files, at start, if no model of that name ships with minisgl. The
-    plugins of ``plugins/sources`` and the installed plugins are called; those that ``plugins=`` names are not. Most of
-    the processes must not import torch. Several processes may call it at once.
+    plugins of ``plugins/sources`` and ``plugins/quantization`` and the installed plugins are called; those that
+    ``plugins=`` names are not. Most of the processes must not import torch. Several processes may call it at once.
 
     - ``name``: the value of the option.
 
-    Returns: a directory with the files of a Hugging Face checkpoint; its config.json may have a
-    ``quantization_config``, which selects the part that reads the weights. None: the plugin does not know the name.
-    Raise `ConfigError` if it does, and the model can't be used.
+    Returns: a directory with the files of a Hugging Face checkpoint, or a file of which another plugin makes one. The
+    directory's config.json may have a ``quantization_config``, which selects the part that reads the weights. None: the
+    plugin does not know the name. Raise `ConfigError` if it does, and the model can't be used.
     """
 
 

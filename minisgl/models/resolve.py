@@ -61,10 +61,11 @@ def resolve_model(name: str) -> Path:
     if name in available:
         return available[name]
     manager = PluginManager.load(light=True)
-    manager.load_all("sources")
+    for kind in ("sources", "quantization"):
+        manager.load_all(kind)
     found: Path | None = manager.hook.minisgl_find_model(name=name)
     if found is not None:
-        return found
+        return found if found.is_dir() else resolve_model(str(found))
     if path.is_dir():
         if not (path / "config.json").is_file():
             hint = "Give the directory of a model."

@@ -1,1 +1,1 @@
-"""What ``quantization=gguf`` consists of: how ggml's types store numbers, and checkpoints in a GGUF file."""
+"""What ``quantization=gguf`` consists of: the reader of GGUF files, ggml's types of numbers, and checkpoints in them."""

@@ -12,9 +12,9 @@ from torch import Tensor
 from minisgl.config import ConfigError
 from minisgl.layers.weight_shards import WeightShard
 from minisgl.models.weights import Checkpoint
+from minisgl.plugins.quantization.ggml.config import GgufTensor, tensors_of
+from minisgl.plugins.quantization.ggml.header import read_header
 from minisgl.plugins.quantization.ggml.types import dequantize
-from minisgl.plugins.sources.gguf.config import GgufTensor, tensors_of
-from minisgl.plugins.sources.gguf.header import read_header
 
 __all__ = ["GgufCheckpoint"]
 

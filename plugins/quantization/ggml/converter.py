@@ -20,7 +20,7 @@ class GgufConverter(Quantization):
         self.file = Path()
 
     def read(self, config: ModelConfig, quantize: bool) -> None:
-        """Read the name of the file: see `minisgl.plugins.sources.gguf.view`."""
+        """Read the name of the file: see `minisgl.plugins.quantization.ggml.view`."""
         if quantize:
             raise ConfigError("the option quantize can't be used with a GGUF file: leave it out.")
         stored = config.raw.get("quantization_config") or {}

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from minisgl.config import ConfigError
-from minisgl.plugins.sources.gguf.header import Header, StoredTensor
+from minisgl.plugins.quantization.ggml.header import Header, StoredTensor
 
 __all__ = ["GgufTensor", "config_of", "tensors_of"]
 

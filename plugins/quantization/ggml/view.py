@@ -63,9 +63,9 @@ def view_of(file: Path) -> Path:
 
 def _contents(file: Path) -> dict[str, str]:
     """Return the texts of the view's files by name."""
-    from minisgl.plugins.sources.gguf.config import config_of
-    from minisgl.plugins.sources.gguf.header import read_header
-    from minisgl.plugins.sources.gguf.vocabulary import read_vocabulary
+    from minisgl.plugins.quantization.ggml.config import config_of
+    from minisgl.plugins.quantization.ggml.header import read_header
+    from minisgl.plugins.quantization.ggml.vocabulary import read_vocabulary
 
     header = read_header(file)
     try:

@@ -15,8 +15,8 @@ from minisgl.config import ConfigError
 from minisgl.llm import LLM
 from minisgl.models.resolve import resolve_model
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.quantization.ggml.header import BLOCKS
 from minisgl.plugins.quantization.ggml.types import dequantize
-from minisgl.plugins.sources.gguf.header import BLOCKS
 from minisgl.sampling_params import SamplingParams
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.gguf_files import _tensors, tiny_gguf
