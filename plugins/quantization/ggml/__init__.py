@@ -1,1 +1,1 @@
-"""What ``quantization=gguf`` consists of: the reader of GGUF files, ggml's types of numbers, and checkpoints in them."""
+"""What `quantization=gguf` consists of: the reader of GGUF files, types of numbers, and checkpoints in such files."""
