@@ -3,6 +3,9 @@
 Importing this package does not import torch, because the API server and the tokenizer processes import it too. ``LLM``,
 which needs torch, is imported at its first use. The import sets the environment variable ``OMP_WAIT_POLICY`` for torch,
 unless the user has set it: see `minisgl.utils.openmp`.
+
+The folders ``plugins``, ``conf`` and ``chapters`` beside this one are installed as `minisgl.plugins`, `minisgl.conf`
+and `minisgl.chapters` (pyproject.toml).
 """
 
 from __future__ import annotations

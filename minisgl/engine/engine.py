@@ -66,7 +66,7 @@ class TorchEngine:
         self.peers: Peers | None = None  # set when the other ranks can receive steps
         self._in_flight: deque[_LaunchedStep] = deque()
         self._unsampled: Forward | None = None  # the step that waits for `sample`
-        self._dead = self._closed = False
+        self._failed = self._closed = False
         self._stream: torch.cuda.Stream | None = None
 
     def start(self, config: Config) -> None:
@@ -183,7 +183,7 @@ class TorchEngine:
         try:
             yield
         except BaseException as error:
-            self._dead = True
+            self._failed = True
             if isinstance(error, RuntimeError) and not isinstance(error, EngineDeadError):
                 raise EngineDeadError(f"{what} failed on {self.device}: {error}") from error
             raise
@@ -206,7 +206,7 @@ class TorchEngine:
         GPU memory is released only when this process exits. A second call does nothing, or ends what an exception left.
         """
         peers = self.peers
-        failed = peers is not None and (self._dead or bool(peers.exited()))
+        failed = peers is not None and (self._failed or bool(peers.exited()))
         if peers is not None:
             peers.end()
         try:

@@ -15,7 +15,10 @@ from torch import Tensor
 
 
 class Param(IntEnum):
-    """The columns of the table of sampling parameters, int32 [request-pool rows, columns]."""
+    """The columns of the table of sampling parameters, int32 [request-pool rows, columns].
+
+    Their order matters: the sampler reads ranges of columns, such as `TEMPERATURE` to `MIN_P`.
+    """
 
     SEED_LOW = 0  # the two words of the seed key, see `seed_key`
     SEED_HIGH = 1

@@ -153,8 +153,8 @@ class InputBuilder:
     def find_shared_prefix(self, step: Step) -> bool:
         """Return whether attention should read a prefix that all rows of a decode step share separately.
 
-        `shared_prefix_len` then has its length. Here: never. `minisgl.plugins.kernels.attention.shared_prefix` finds it
-        for backends with `AttnNeeds.shared_prefix`.
+        `shared_prefix_len` then has its length. Here: never. For backends with `AttnNeeds.shared_prefix`, the runner
+        has a subclass that finds it, in `minisgl.plugins.kernels.attention.shared_prefix`.
         """
         return False
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import torch
 
 from minisgl.attention import AttentionBackend
@@ -27,7 +28,6 @@ from minisgl.models.weights import Checkpoint, Dummy
 
 if TYPE_CHECKING:
     from minisgl.plugin_manager.manager import PluginManager
-import psutil
 
 log = logging.getLogger(__name__)
 

@@ -1,8 +1,10 @@
 """The decoder that all architectures share: embedding, decoder layers, final norm, LM head.
 
-Start reading with `DecoderLayer`. An architecture is a subclass of `Decoder` in a plugin, which overrides what differs:
-the attention or the MLP. Layers pass the residual stream and the latest layer output as two tensors. So the addition,
-the norm and the all-reduce before them are one call, which can be one launch.
+Start reading with `DecoderLayer`. From there a layer leads to `AttentionLayer` (`layers/attention.py`), to `attend` of
+the backend (`attention/__init__.py`), and to `GatedMLP` (`layers/linear.py`). An architecture is a subclass of
+`Decoder` in a plugin, which overrides what differs: the attention or the MLP. Layers pass the residual stream and the
+latest layer output as two tensors. So the addition, the norm and the all-reduce before them are one call, which can be
+one launch.
 """
 
 from __future__ import annotations
@@ -92,7 +94,7 @@ class DecoderLayer(nn.Module):
 
 
 class DecoderLayers(nn.ModuleList):
-    """The layers of a decoder, one after another."""
+    """The layers of a decoder, one after another: a class, so that a converter can give it another `forward`."""
 
     def forward(
         self, x: Tensor, cos_sin: Tensor, out_cache_loc: Tensor, logits_indices: Tensor | None = None

@@ -155,13 +155,14 @@ class CacheManager:
 
         None means that the request could not use page number ``page`` from the cache: `match` leaves the page out, or
         the cache reuses no pages. Requests with an equal key are about to compute the same page, so one of them waits.
-        The key does not decide which KV a request reads: the prefix cache compares token ids.
+        The key does not decide which KV a request reads: the prefix cache compares token ids. `match` was called for
+        the request before.
         """
         end = (page + 1) * self.spec.page_size
         if not self.cache.reuses or end > _num_reusable_tokens(req):
             return None
         last = req.prefix_match
-        if last.next_page != page:  # Python's hash of bytes is keyed with a secret of the process
+        if last.next_page != page:  # the hash is keyed with a secret: no client can make two equal ones
             last.next_page, last.next_page_hash = page, hash(last.ids[:end].tobytes())
         return req.params.cache_salt, last.next_page_hash
 

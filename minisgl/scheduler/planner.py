@@ -225,7 +225,7 @@ class Planner:
         rows = [(view.uid, view.num_remaining_tokens or 1) for view in running]
         if (oldest := self.requests.waiting.first()) is not None:
             rows.append((oldest.uid, len(oldest)))
-        return self.grant_again(rows)[:1]
+        return self.grant_again(rows)[:1]  # the rows that a step can have, cut to its first
 
     def fits(self, waiting: Req) -> bool:
         """Return whether a waiting request can be admitted now, beside the reserve of the running requests."""
@@ -252,7 +252,7 @@ class Planner:
         req_pool_indices, num_tokens = req_pool_indices_of(reqs), np.array(tokens, np.int32)
         table, cache_manager = self.request_table, self.cache_manager
         waiting = np.flatnonzero(req_pool_indices < 0).tolist()
-        # Of a waiting request, whose index is -1, the table has nothing: the next lines fill its entries.
+        # For a waiting request, index -1 reads the table's last row, which is wrong: the next lines write its values.
         computed = table.num_computed_tokens[req_pool_indices]
         remaining = table.num_prefill_tokens[req_pool_indices] - computed
         costs = [cache_manager.admission_cost(reqs[i]).pages for i in waiting]

@@ -1,7 +1,8 @@
 """Builds the next Step from the rows that the planner chose, and gives the tokens of a step's result to its requests.
 
 `StepBuilder`: kinds of rows, draft tokens, input tokens, pages, prompt scores. All rows belong to running requests: the
-scheduler has admitted the waiting ones before. The builder allocates the pages that decode rows and draft tokens need.
+scheduler has admitted the waiting ones before. The builder allocates the pages of decode rows, and `Speculation.draft`
+those of draft tokens.
 
 `ResultReader`: one token a row, or the accepted run of a verification row. The result of a row is discarded if its
 request has ended or was retracted since the launch. The reader decides which requests end with their new tokens; the
@@ -333,7 +334,7 @@ COUNTS = (
     "cached_tokens",
     "prompt_tokens",
     "cached_prompt_tokens",
-    "verification_rows",
+    "verification_rows",  # this one and the next two are 0 here: `Speculation.stats` counts them
     "draft_tokens",
     "accepted_draft_tokens",
     "output_tokens",

@@ -105,7 +105,7 @@ class WaitingQueue:
         self._by_urgency: list[Req] = []
 
     def _list_of(self, req: Req) -> list[Req]:
-        """Return the list, sorted by urgency, that the request is in or belongs to."""
+        """Return the list, sorted by urgency, that the request is in or belongs to. A fair queue has several."""
         return self._by_urgency
 
     def add(self, req: Req) -> None:
