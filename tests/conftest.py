@@ -1,4 +1,7 @@
-"""Settings for all tests: torch uses one thread, because the tests' tensors are small and tests run in parallel."""
+"""Settings for all tests: torch uses one thread, because the tests' tensors are small and tests run in parallel.
+
+Hypothesis gets no deadline: an example takes long on a busy machine.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,14 @@ import os
 import sys
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from minisgl.utils.lazy import LazyModule
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
+hypothesis.settings.register_profile("minisgl", deadline=None)
+hypothesis.settings.load_profile("minisgl")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -346,7 +346,7 @@ def test_repetition_penalty_is_that_of_transformers(llm: LLM, path: Path) -> Non
     [
         ([[5], []], GREEDY, "prompt", "prompt 1: The prompt is empty"),
         ([[5], [320]], GREEDY, "prompt", "prompt 1: Token id 320 is not in the vocabulary"),
-        ([[5] * 510], GREEDY, "max_tokens", "Together they exceed the 512"),
+        ([[5] * 510], GREEDY, "max_tokens", "maximum context length is 512 tokens"),
         ([[5]], SamplingParams(max_tokens=0), "max_tokens", "max_tokens must be at least 1, got 0"),
         ([[5]], SamplingParams(n=0), "n", "n must be between 1 and 128, got 0"),
         ([[5]], SamplingParams(top_p=0.0), "top_p", "top_p must be above 0"),

@@ -83,6 +83,7 @@ class AttnBatch:
     chunks. Backends compute both alike. The queries of row r are the last ``cu_seqlens_q[r+1] - cu_seqlens_q[r]``
     positions of its ``seq_lens[r]`` positions. The KV of all these positions is in the pages listed in
     ``page_table[req_pool_indices[r]]``. `AttentionBackend.attend` stores the KV of the query tokens.
+    On a CPU, ``page_table`` changes after the step.
     """
 
     num_decode: int

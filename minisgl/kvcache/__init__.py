@@ -4,6 +4,12 @@ The radix tree is `plugins/cache/radix.py` (match, insert, node split, evict); `
 
 A prefix cache knows page numbers only. It never reads or writes KV memory, and it frees no page: `PrefixCache.evict`
 returns page numbers, and the scheduler's `CacheManager` frees these pages in the `PageAllocator`.
+
+What a cache is told of a request: `PrefixCache.match` comes first, with a key that lacks the last token, since this
+token must be computed. `PrefixCache.insert` comes after each chunk of the prompt, and once more, with the whole pages
+of prompt and answer, when the request ends or is retracted. So a prompt of n whole pages is inserted with n pages, and
+matched with at most n - 1. A match shorter than the longest is safe, but costs computing. The options of a cache get
+the page size: ``def build(self, page_size)``.
 """
 
 from __future__ import annotations
@@ -47,13 +53,13 @@ class PrefixCache(Protocol):
     """A map from token prefixes to KV pages. The length of every prefix is a multiple of the page size."""
 
     reuses: bool
-    """Whether the cache ever holds pages. If False, no request waits for another request's prefix."""
+    """Whether the cache ever holds pages. If True, a request waits while another one computes its next page."""
 
     def match(self, key: Key) -> MatchResult:
         """Return the longest cached prefix of ``key``. No side effect. The result is valid until the cache changes."""
 
     def lock(self, handle: Any) -> None:
-        """Keep the handle's prefix from eviction until `unlock`. Locks are counted."""
+        """Keep the handle's prefix from eviction until `unlock`. Locks are counted. The prefix may be empty."""
 
     def unlock(self, handle: Any) -> None:
         """Remove one lock from the handle's prefix."""
