@@ -190,8 +190,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         need(all(word.strip() for word in self.bad_words), "bad_words", "words that are not empty")
         need(self.allowed_token_ids != (), "allowed_token_ids", "at least one token id")
         if self.grammar is not None:
-            short = len(self.grammar.text) <= self.MAX_GRAMMAR
-            need(short, "grammar", f"a grammar of at most {self.MAX_GRAMMAR} characters")
+            if len(self.grammar.text) > self.MAX_GRAMMAR:
+                message = f"{self.grammar.field} must be a grammar of at most {self.MAX_GRAMMAR} characters."
+                raise InvalidRequestError(self.grammar.field, message)
             need(not self.ignore_eos, "ignore_eos", "false if the request has a grammar, which says where it ends")
         need(all(-100.0 <= b <= 100.0 for b in self.logit_bias.values()), "logit_bias", "between -100 and 100")
         limit = 2**31 if vocab_size is None else vocab_size

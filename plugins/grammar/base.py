@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ log = logging.getLogger(__name__)
 I32 = npt.NDArray[np.int32]
 MAX_CHOICES = 1024
 """The largest number of texts to choose from."""
+KEPT_CHECKS = 128
+"""The number of right grammars that are remembered, of at most 64 KiB each."""
 
 
 def refuse(grammar: Grammar, why: object) -> InvalidRequestError:
@@ -54,7 +57,7 @@ def token_bytes(tokenizer: Tokenizer, vocab_size: int) -> list[bytes]:
 
 
 class Grammars:
-    """Makes the matchers of one scheduler. Subclasses define `check` and `_matcher`.
+    """Makes the matchers of one scheduler. Subclasses define `_check` and `_matcher`.
 
     Compiling a grammar may take a while, and the first one also prepares the vocabulary. A thread does both, while the
     scheduler computes the request's prompt; only its first mask waits for the thread.
@@ -63,9 +66,19 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer):
         self.tokenizer = tokenizer
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._checked: OrderedDict[Grammar, None] = OrderedDict()
 
     def check(self, grammar: Grammar) -> None:
-        """Raise `InvalidRequestError` for a grammar that can't be used."""
+        """Raise `InvalidRequestError` for a grammar that can't be used. The last right ones are remembered."""
+        if grammar not in self._checked:
+            self._check(grammar)
+        self._checked[grammar] = None
+        self._checked.move_to_end(grammar)
+        if len(self._checked) > KEPT_CHECKS:
+            self._checked.popitem(last=False)
+
+    def _check(self, grammar: Grammar) -> None:
+        """Do `check` for a grammar that is new."""
         raise NotImplementedError
 
     def _matcher(self, grammar: Grammar, vocab_size: int, end_ids: Sequence[int]) -> Constraint:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +32,19 @@ if TYPE_CHECKING:
 I32 = npt.NDArray[np.int32]
 JSON_OPTIONS = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 """The form of JSON: that of `json.dumps`, as in `minisgl.plugins.grammar.schema`."""
+LIMITS = {
+    "initial_lexer_fuel": 200_000,
+    "step_lexer_fuel": 50_000,
+    "max_lexer_states": 20_000,
+    "step_max_items": 20_000,
+}
+"""Limits of `llguidance.LLParserLimits`: some hundredths of a second for a mask, where its own allow seconds."""
+MAX_SECONDS = 1.0
+"""The largest processor time to compile a grammar and to find the first tokens. Its limits do not cover all work."""
+KEPT_GRAMMARS = 32
+"""The number of compiled grammars that are kept for further requests."""
+MAX_MULTIPLE = 10_000
+"""The largest ``multipleOf``, without its decimal point: it takes as many states."""
 
 
 @dataclass
@@ -66,7 +82,9 @@ class LLGuidanceGrammars(Grammars):
         super().__init__(tokenizer)
         self._forcing = forcing
         self._library = llguidance
-        self._llg_tokenizer: Any = None
+        self._limits = llguidance.LLParserLimits(**LIMITS)
+        self._kept: OrderedDict[tuple[Grammar, int], Any] = OrderedDict()
+        self._llg_tokenizers: dict[int, Any] = {}  # by the number of tokens of their masks
 
     def _source(self, grammar: Grammar) -> str:
         """Return the grammar in llguidance's own form. Raise `InvalidRequestError` if it is wrong."""
@@ -75,6 +93,7 @@ class LLGuidanceGrammars(Grammars):
                 schema = strict(read_json(grammar))
                 if not isinstance(schema, dict):
                     schema = {} if schema is True else {"not": {}}
+                check_multiples(grammar, schema)
                 lark = "start: %json " + json.dumps(schema | {"x-guidance": JSON_OPTIONS})
             case "regex":
                 lark = f"start: /{self._library.regex_to_lark(grammar.text, 'dw')}/"
@@ -86,21 +105,59 @@ class LLGuidanceGrammars(Grammars):
             lark = '%llguidance {"no_forcing": true}\n' + lark
         return str(self._library.LLMatcher.grammar_from_lark(lark))
 
-    def check(self, grammar: Grammar) -> None:
-        error = self._library.LLMatcher.validate_grammar(self._source(grammar))
+    def _check(self, grammar: Grammar) -> None:
+        source = self._source(grammar)
+        error = self._library.LLMatcher.validate_grammar(source, limits=self._limits)
         if error and not error.startswith("WARNING"):
             raise refuse(grammar, error.splitlines()[0])
+        sizes = list(self._llg_tokenizers) or [self.tokenizer.vocab_size]
+        self._llg_tokenizer(sizes[0])
+        began = time.thread_time()
+        matcher = self._compile(source, sizes[0])
+        matcher.compute_bitmask()
+        if matcher.is_error():
+            raise refuse(grammar, matcher.get_error().splitlines()[0])
+        if time.thread_time() - began > MAX_SECONDS:
+            raise refuse(grammar, f"The grammar takes more than {MAX_SECONDS:g} s to compile.")
 
-    def _matcher(self, grammar: Grammar, vocab_size: int, end_ids: Sequence[int]) -> Constraint:
-        if self._llg_tokenizer is None:
+    def _llg_tokenizer(self, vocab_size: int) -> Any:
+        if vocab_size not in self._llg_tokenizers:
             from llguidance._tokenizer import TokenizerWrapper
 
             tokens = token_bytes(self.tokenizer, vocab_size)
             # The end of an answer is a token of its own: the masks below allow all of the request's end ids for it.
             wrapper = TokenizerWrapper(_Vocabulary(self.tokenizer, [*tokens, b""], vocab_size))
-            self._llg_tokenizer = self._library.LLTokenizer(wrapper, n_vocab=vocab_size + 1, eos_token=vocab_size)
-        matcher = self._library.LLMatcher(self._llg_tokenizer, self._source(grammar), log_level=0)
-        return LLGuidanceMatcher(matcher, self._llg_tokenizer, vocab_size, end_ids)
+            made = self._library.LLTokenizer(wrapper, n_vocab=vocab_size + 1, eos_token=vocab_size)
+            self._llg_tokenizers[vocab_size] = made
+        return self._llg_tokenizers[vocab_size]
+
+    def _compile(self, source: str, vocab_size: int) -> Any:
+        tokenizer = self._llg_tokenizer(vocab_size)
+        return self._library.LLMatcher(tokenizer, source, log_level=0, limits=self._limits)
+
+    def _matcher(self, grammar: Grammar, vocab_size: int, end_ids: Sequence[int]) -> Constraint:
+        compiled = self._kept.pop((grammar, vocab_size), None) or self._compile(self._source(grammar), vocab_size)
+        self._kept[grammar, vocab_size] = compiled
+        if len(self._kept) > KEPT_GRAMMARS:
+            self._kept.popitem(last=False)
+        matcher = compiled.deep_copy()
+        return LLGuidanceMatcher(matcher, self._llg_tokenizer(vocab_size), vocab_size, end_ids)
+
+
+def check_multiples(grammar: Grammar, schema: Any) -> None:
+    """Refuse a JSON schema with a large ``multipleOf``."""
+    todo = [schema]
+    while todo:
+        part = todo.pop()
+        todo += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        multiple = part.get("multipleOf") if isinstance(part, dict) else None
+        if isinstance(multiple, int | float) and digits_of(multiple) > MAX_MULTIPLE:
+            raise refuse(grammar, f"multipleOf has a value above {MAX_MULTIPLE}, without its decimal point.")
+
+
+def digits_of(number: float) -> int:
+    """Return the absolute value of a number without its decimal point: 25 for 0.25."""
+    return int("".join(map(str, Decimal(repr(number)).as_tuple().digits)))
 
 
 class LLGuidanceMatcher(Constraint):

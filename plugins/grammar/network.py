@@ -19,11 +19,13 @@ Expression = Callable[["Network", int], int]
 DEAD, START = 0, 1
 """The state from which no text leads to an end, and the first state."""
 MAX_NODES = 200_000
-"""The largest number of nodes and edges of a grammar."""
+"""The largest number of nodes and edges of a grammar, and of repetitions while it is built."""
 MAX_STATES = 20_000
 """The largest number of states of an automaton, each of which has a row of 1 KiB."""
 MAX_PAIRS = 5_000
 """The largest number of pairs of a node and a stack in one state."""
+MAX_WORK = 400_000
+"""The largest number of places and edges that are read between two calls of `Automaton.begin`: under a second."""
 
 
 class GrammarTooLargeError(ValueError):
@@ -43,7 +45,7 @@ class Network:
 
     def node(self) -> int:
         """Return a new node."""
-        self._count()
+        self.count()
         self.reads.append([])
         self.skips.append([])
         self.calls.append([])
@@ -51,12 +53,12 @@ class Network:
 
     def read(self, start: int, first: int, last: int, end: int) -> None:
         """Add an edge that reads one byte from ``first`` to ``last``."""
-        self._count()
+        self.count()
         self.reads[start].append((first, last, end))
 
     def skip(self, start: int, end: int) -> int:
         """Add an edge that reads nothing. Return ``end``."""
-        self._count()
+        self.count()
         self.skips[start].append(end)
         return end
 
@@ -70,10 +72,11 @@ class Network:
         self.calls[start].append((name, after))
         return after
 
-    def _count(self) -> None:
+    def count(self) -> None:
+        """Count a node, an edge or a repetition. Raise `GrammarTooLargeError` if there are too many."""
         self._size += 1
         if self._size > MAX_NODES:
-            raise GrammarTooLargeError(f"The grammar has more than {MAX_NODES} nodes and edges.")
+            raise GrammarTooLargeError(f"The grammar is too large: it has more than {MAX_NODES} nodes and edges.")
 
 
 # ---- expressions -----------------------------------------------------------------------------------------
@@ -123,6 +126,7 @@ def repeat(part: Expression, least: int = 0, most: int | None = None) -> Express
 
     def add(network: Network, start: int) -> int:
         for _ in range(least):
+            network.count()
             start = part(network, start)
         if most is None:
             loop = network.skip(start, network.node())
@@ -131,6 +135,7 @@ def repeat(part: Expression, least: int = 0, most: int | None = None) -> Express
         end = network.node()
         network.skip(start, end)
         for _ in range(most - least):
+            network.count()
             start = part(network, start)
             network.skip(start, end)
         return end
@@ -165,7 +170,17 @@ class Automaton:
         self._expanded = np.zeros(64, bool)
         self._expanded[DEAD] = True
         self.table = np.zeros((64, 256), np.int32)
+        self._work = 0
         self._state([(0, 0)])
+
+    def begin(self) -> None:
+        """Begin to count the work for one question, such as a mask."""
+        self._work = 0
+
+    def _count(self, work: int) -> None:
+        self._work += work
+        if self._work > MAX_WORK:
+            raise GrammarTooLargeError("The grammar is too ambiguous: it takes too long to find what may follow.")
 
     def is_final(self, state: int) -> bool:
         """Return whether a text of the grammar may end here."""
@@ -206,6 +221,7 @@ class Automaton:
         reads = self._network.reads
         edges = [(first, last, end, stack) for node, stack in self._places[state] for first, last, end in reads[node]]
         borders = sorted({border for first, last, _, _ in edges for border in (first, last + 1)})
+        self._count(len(self._places[state]) + len(edges) * len(borders) // 4)
         for low, high in itertools.pairwise(borders):
             reached = frozenset((end, stack) for first, last, end, stack in edges if first <= low and high - 1 <= last)
             if reached:
@@ -228,6 +244,7 @@ class Automaton:
                 if place not in found:
                     found.add(place)
                     todo.append(place)
+            self._count(1)
             if len(found) > MAX_PAIRS:
                 raise GrammarTooLargeError("The grammar is too ambiguous, or one of its rules begins with itself.")
         kept = frozenset(p for p in found if network.reads[p[0]] or p == (network.end, 0))

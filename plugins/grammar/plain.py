@@ -84,6 +84,7 @@ class Compiled:
     def after(self, state: int, token: int) -> int:
         """Return the state after a token: `DEAD` if the grammar does not allow it, `TOO_LARGE` if it grew too large."""
         text = self.vocabulary.tokens[token]
+        self.automaton.begin()
         try:
             return self.automaton.walk(state, text) if text and state >= 0 and token not in self.end_ids else DEAD
         except GrammarTooLargeError:
@@ -95,6 +96,7 @@ class Compiled:
             return pack(np.zeros(self.vocabulary.size, bool))
         found = self._masks.get(state)
         if found is None:
+            self.automaton.begin()
             try:
                 always = self.end_ids if self.automaton.is_final(state) else ()
                 found = pack(self.vocabulary.allowed(self.automaton, state, always))
@@ -111,15 +113,19 @@ class Compiled:
         if state == TOO_LARGE:
             return []
         if state not in self._forced:
-            text, end = self.automaton.forced_text(state, MAX_FORCED)
-            whole = text[: utf8_length(text)]
-            tokens = self._tokenizer.encode(whole.decode(), add_special_tokens=False)
-            if whole == text and self.automaton.is_dead_end(end):
-                tokens += self.end_ids[:1]
-            else:
-                del tokens[-1:]
-            self._forced[state] = tokens
+            self.automaton.begin()
+            try:
+                self._forced[state] = self._tokens_of(*self.automaton.forced_text(state, MAX_FORCED))
+            except GrammarTooLargeError:
+                self._forced[state] = []
         return self._forced[state]
+
+    def _tokens_of(self, text: bytes, end: int) -> list[int]:
+        whole = text[: utf8_length(text)]
+        tokens = self._tokenizer.encode(whole.decode(), add_special_tokens=False)
+        if whole == text and self.automaton.is_dead_end(end):
+            return [*tokens, *self.end_ids[:1]]
+        return tokens[:-1]
 
 
 class PlainGrammars(Grammars):
@@ -130,9 +136,9 @@ class PlainGrammars(Grammars):
         self._vocabulary: Vocabulary | None = None
         self._kept: OrderedDict[Grammar, Compiled] = OrderedDict()
 
-    def check(self, grammar: Grammar) -> None:
+    def _check(self, grammar: Grammar) -> None:
         try:
-            Automaton(network_of(grammar))
+            Automaton(network_of(grammar)).expand([START])
         except GrammarTooLargeError as error:
             raise refuse(grammar, error) from None
 

@@ -6,7 +6,6 @@ document as structured outputs.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +20,9 @@ from minisgl.server.extension import HttpExtension
 from minisgl.server.protocol import GenerateRequest, decode_field
 
 MAX_BYTES = 60 << 10
-"""The largest size of a parameter. As ``grammar`` it is a little larger, and must stay below the limit of `bounds`."""
+"""The largest size of a parameter."""
+MAX_ENCODED = 1 << 16
+"""The largest size of the ``grammar`` that it becomes, in which quotes are escaped: the limit of `bounds`."""
 ANY_OBJECT = '{"type": "object"}'
 
 
@@ -48,18 +49,28 @@ class AnswerFormat(HttpExtension):
             other = found[1].field if len(found) > 1 else "grammar"
             raise _wrong(other, f"{found[0].field} and {other} both say what the answer may be: give one of them.")
         if found:
-            fields["grammar"] = msgspec.Raw(msgspec.json.encode(found[0]))
+            encoded = msgspec.json.encode(found[0])
+            if len(encoded) > MAX_ENCODED:
+                raise _wrong(found[0].field, f"{found[0].field} is larger than {MAX_ENCODED} bytes as a JSON string.")
+            fields["grammar"] = msgspec.Raw(encoded)
 
 
 def _wrong(name: str, message: str) -> ApiError:
     return ApiError(400, shorten(message, 200), name, "invalid_value")
 
 
+def _json(name: str, value: Any) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except RecursionError:
+        raise _wrong(name, f"{name} has too many values inside each other.") from None
+
+
 def _schema(name: str, value: Any) -> Grammar:
     """Return the grammar of a JSON schema, which may be JSON in a string."""
     if not isinstance(value, str | dict | bool):
         raise _wrong(name, f"{name} must be a JSON schema.")
-    return Grammar("json_schema", value if isinstance(value, str) else json.dumps(value), name)
+    return Grammar("json_schema", value if isinstance(value, str) else _json(name, value), name)
 
 
 def _text(kind: Any) -> Callable[[str, Any], Grammar]:
@@ -74,7 +85,7 @@ def _text(kind: Any) -> Callable[[str, Any], Grammar]:
 def _choices(name: str, value: Any) -> Grammar:
     if not isinstance(value, list):
         raise _wrong(name, f"{name} must be a list of strings.")
-    return Grammar("choice", json.dumps(value), name)
+    return Grammar("choice", _json(name, value), name)
 
 
 def _response_format(name: str, value: Any) -> Grammar | None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import regex
 
+from minisgl.plugins.grammar import plain as plain_module
 from minisgl.plugins.grammar.base import Grammars
 from minisgl.sampling_params import Grammar, InvalidRequestError
 from minisgl.scheduler.base import Constraint
+from minisgl.testing.serving import scaled_timeout
 from minisgl.tokenizer.tokenizer import Tokenizer
 from tests.plugins.grammar.conftest import VOCAB_SIZE
 
@@ -186,3 +190,120 @@ def test_a_grammar_that_grows_too_large_forbids_everything(plain: Grammars, toke
             break
         made.advance([token[rng.choice([b"a", b"b"])]])
     assert not made.masks([]).any()
+
+
+# ---- the end of an answer, and tokens that are no text -------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["plain", "fast"])
+def test_only_an_end_id_ends_and_only_where_the_grammar_does(
+    name: str, request: pytest.FixtureRequest, tokenizer: Tokenizer
+) -> None:
+    """Each of several end ids is allowed in an accepting state, and nowhere else; other special tokens never are."""
+    compiler: Grammars = request.getfixturevalue(name)
+    ends = [sorted(tokenizer.eos_ids)[0], 5]  # token 5 has a text, and is an end id of the model
+    made = compiler.constraint(Grammar("regex", "(ab)+"), VOCAB_SIZE, ends)
+    token = {tokenizer.decoded_bytes(i): i for i in range(VOCAB_SIZE)}
+    for text in (b"a", b"b", b"a", b"b"):
+        made.advance([token[text]])
+        tokens = set(np.flatnonzero(allowed(made.masks([])[0])).tolist())
+        assert (set(ends) <= tokens) == (text == b"b")
+        assert all(tokenizer.decoded_bytes(i) for i in tokens - set(ends))
+        assert made.allowed([ends[1]]) == (text == b"b")
+    assert made.allowed([token[b"a"], token[b"b"], ends[0], token[b"a"]]) == 3
+
+
+@pytest.mark.parametrize("name", ["plain", "fast"])
+def test_a_character_in_several_tokens(name: str, request: pytest.FixtureRequest, tokenizer: Tokenizer) -> None:
+    """A character that has no token is written byte by byte, and no answer ends inside it."""
+    compiler: Grammars = request.getfixturevalue(name)
+    ends = sorted(tokenizer.eos_ids)
+    made = compiler.constraint(Grammar("regex", "[😀-😂]"), VOCAB_SIZE, ends)
+    byte = {tokenizer.decoded_bytes(i): i for i in range(VOCAB_SIZE) if len(tokenizer.decoded_bytes(i)) == 1}
+    for value in "😁".encode():
+        tokens = np.flatnonzero(allowed(made.masks([])[0])).tolist()
+        assert byte[bytes([value])] in tokens and not set(ends) & set(tokens)
+        made.advance([byte[bytes([value])]])
+    assert np.flatnonzero(allowed(made.masks([])[0])).tolist() == ends
+
+
+# ---- bounds --------------------------------------------------------------------------------------------------
+
+HOSTILE = [
+    Grammar("regex", "(a{1,1000}){1,1000}"),
+    Grammar("regex", "(((((){10000}){10000}){10000}){10000}){10000}"),
+    Grammar("regex", "(a{10000}){10000}"),
+    Grammar("regex", "(a*)*" * 2000),
+    Grammar("regex", r"[\s\S]*a[\s\S]{200}"),
+    Grammar("regex", "|".join(f"w{i:05d}x" for i in range(7000))),
+    Grammar("json_schema", json.dumps({"type": "integer", "multipleOf": 999983})),
+    Grammar("json_schema", json.dumps({"type": "string", "pattern": r"^(\w|\s|[é-ü]){1,5000}$"})),
+    Grammar("json_schema", json.dumps({"$ref": "#"})),
+    Grammar("json_schema", json.dumps({"enum": [f"value number {i}" for i in range(2500)]})),
+    Grammar(
+        "json_schema", json.dumps({"type": "array", "maxItems": 9999, "items": {"type": "string", "maxLength": 9999}})
+    ),
+]
+
+
+@pytest.mark.parametrize("name", ["plain", "fast"])
+@pytest.mark.parametrize("grammar", HOSTILE, ids=lambda grammar: grammar.text[:30])
+def test_the_work_is_bounded(name: str, grammar: Grammar, request: pytest.FixtureRequest) -> None:
+    """A grammar is refused, or it ends its request with an error, or each of its masks takes little processor time.
+
+    All tokens are tried that the grammar may allow; the limit is far above the time on a machine without other work.
+    """
+    compiler: Grammars = request.getfixturevalue(name)
+    began, refused = time.process_time(), None
+    try:
+        compiler.check(grammar)
+    except InvalidRequestError as error:
+        refused = error
+    assert time.process_time() - began < scaled_timeout(10)
+    if refused is not None:
+        assert refused.field == "grammar"
+        return
+    made, rng = compiler.constraint(grammar, VOCAB_SIZE, [0]), random.Random(0)
+    for _ in range(10):
+        mask = made.masks([])[0]
+        made.forced(16)
+        tokens = [token for token in np.flatnonzero(allowed(mask)).tolist() if token]
+        if not tokens:
+            break
+        made.advance([rng.choice(tokens)])
+    assert time.process_time() - began < scaled_timeout(30)
+
+
+@pytest.mark.parametrize("name", ["plain", "fast"])
+def test_compiled_grammars_are_kept_but_not_all(
+    name: str, request: pytest.FixtureRequest, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal grammars are compiled once, in a bounded memory; each answer still has its own state."""
+    compiler: Any = request.getfixturevalue(name)
+    monkeypatch.setattr(plain_module, "KEPT_BYTES", 1 << 20)
+    token = {tokenizer.decoded_bytes(i): i for i in range(VOCAB_SIZE)}
+    first, second = (compiler.constraint(Grammar("regex", "ab|b"), VOCAB_SIZE, [0]) for _ in range(2))
+    first.advance([token[b"a"]])
+    assert allowed(second.masks([])[0])[token[b"a"]] and not allowed(first.masks([])[0])[token[b"a"]]
+    for number in range(300):
+        grammar = Grammar("json_schema", json.dumps({"const": number}))
+        compiler.check(grammar)
+        assert compiler.constraint(grammar, VOCAB_SIZE, [0]).masks([]).any()
+    assert 1 <= len(compiler._kept) <= 40
+    assert len(compiler._checked) <= 128
+
+
+def test_an_error_in_a_grammar_ends_its_request_only(plain: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From then on it allows no token, whatever is asked."""
+    made = plain.constraint(Grammar("regex", "(ab)+"), VOCAB_SIZE, [0])
+    assert made.masks([]).any()
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a defect in a library")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(plain_module.PlainMatcher, "advance", broken)
+        made.advance([1])
+    assert not made.masks([1, 2]).any() and made.masks([1, 2]).shape == (3, VOCAB_SIZE // 32)
+    assert (made.allowed([1]), list(made.forced(3))) == (0, [])
+    assert plain.constraint(Grammar("regex", "(ab)+"), VOCAB_SIZE, [0]).masks([]).any()
