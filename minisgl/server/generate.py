@@ -38,7 +38,8 @@ class Choice:
     """The output of one choice: all of it for a full response, or the part for the next chunk of a stream.
 
     ``index`` is the choice's position in the response. ``text`` is the output as the model wrote it, and ``parts`` are
-    the same text as ``reader`` reads it. ``has_calls`` is true once the output has had a tool call.
+    the same text as ``reader`` reads it. ``has_calls`` is true once the output has had a tool call. ``matched_stop`` is
+    the stop string that cut the output, if one did.
     """
 
     index: int
@@ -50,6 +51,7 @@ class Choice:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[list[PromptLogprob] | None] = field(default_factory=list)
     finish: Finished | None = None
+    matched_stop: str | None = None
     offset: int = 0  # with logprobs: the number of characters of the tokens in the choice's earlier chunks
 
     def add(self, delta: Delta) -> None:
@@ -62,11 +64,12 @@ class Choice:
         self.logprobs += delta.logprobs
         self.prompt_logprobs += delta.prompt_logprobs
         self.finish = delta.finish
+        self.matched_stop = delta.matched_stop or self.matched_stop
 
     def next_chunk(self) -> Choice:
         """Return an empty `Choice` for the same index, which collects the output for the chunk after this one."""
         offset = self.offset + sum(len(token.text) for token in self.logprobs)
-        return Choice(self.index, self.reader, has_calls=self.has_calls, offset=offset)
+        return Choice(self.index, self.reader, has_calls=self.has_calls, matched_stop=self.matched_stop, offset=offset)
 
     @property
     def finish_reason(self) -> str | None:
@@ -188,6 +191,8 @@ class ResponseBuilder:
             "logprobs": format_logprobs(choice) if with_logprobs else None,
             "finish_reason": choice.finish_reason,
         }
+        if choice.finish is not None and choice.matched_stop is not None:
+            fields["stop_reason"] = choice.matched_stop  # vLLM's field
         return {**fields, "token_ids": choice.tokens} if self.token_ids else fields
 
 

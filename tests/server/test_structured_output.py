@@ -144,6 +144,10 @@ def test_json_that_is_cut_says_so(client: openai.OpenAI) -> None:
         ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
         ({"guided_regex": "a" * 70_000}, "guided_regex"),
         ({"grammar": {"kind": "xml", "text": ""}}, "grammar"),
+        ({"guided_choice": ['"' * 1000] * 31}, "guided_choice"),  # larger when its quotes are escaped
+        ({"guided_json": {"enum": ["é" * 1000] * 31}}, "guided_json"),
+        ({"guided_json": "[" * 50_000}, "guided_json"),
+        ({"guided_json": {"type": "string", "x": [1] * 40_000}}, "guided_json"),
     ],
 )
 def test_refused_by_name(server: Server, fields: dict[str, Any], named: str) -> None:
@@ -152,3 +156,38 @@ def test_refused_by_name(server: Server, fields: dict[str, Any], named: str) -> 
     answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == named, answer.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_that_cuts_json_is_reported(server: Server, stream: bool) -> None:
+    """``finish_reason`` is "stop", as for a whole answer, and vLLM's ``stop_reason`` says which string cut it."""
+    body = {"model": "tutor", "messages": USER, "max_tokens": 60, "guided_json": SCHEMA, "stream": stream}
+
+    def last_choice(**fields: Any) -> tuple[dict[str, Any], str]:
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json={**body, **fields}, timeout=60)
+        if not stream:
+            choice = answer.json()["choices"][0]
+            return choice, choice["message"]["content"]
+        lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+        choices = [json.loads(line)["choices"][0] for line in lines]
+        return choices[-1], "".join(choice["delta"].get("content") or "" for choice in choices)
+
+    choice, text = last_choice(stop=['"age"'])
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", '"age"')
+    assert text.startswith('{"name": "') and '"age"' not in text
+    choice, text = last_choice()
+    assert choice["finish_reason"] == "stop" and choice.get("stop_reason") is None
+    assert is_person(text)
+
+
+def test_logit_bias_can_not_break_a_grammar(client: openai.OpenAI, server: Server) -> None:
+    """A bias that asks for other tokens has no effect on what is allowed, and one that forbids may be overruled."""
+    ids = httpx.post(f"{server.url}/tokenize", json={"prompt": "zebra no", "add_special_tokens": False}).json()[
+        "tokens"
+    ]
+    wanted: dict[str, Any] = {str(token): 100 for token in ids}
+    forbidden: dict[str, Any] = {str(token): -100 for token in range(1000)}
+    for bias in (wanted, forbidden):
+        for temperature in (0.0, 1.0):
+            one: Any = {"guided_choice": ["yes"]}
+            assert content(client, logit_bias=bias, temperature=temperature, extra_body=one) == "yes"
