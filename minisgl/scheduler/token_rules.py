@@ -70,6 +70,10 @@ class TokenRules(Constraint):
         if self._grammar is not None:
             self._grammar.advance(tokens)
 
+    def forced(self, count: int) -> Sequence[int]:
+        """Return the tokens that the grammar forces: `Constraint.forced`."""
+        return () if self._grammar is None else self._grammar.forced(count)
+
     def masks(self, drafts: Sequence[int]) -> I32:
         """Return the masks for the next token and for the token after each draft: `Constraint.masks`."""
         masks = np.repeat(self._allowed[None], 1 + len(drafts), axis=0)
