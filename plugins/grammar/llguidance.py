@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 I32 = npt.NDArray[np.int32]
 JSON_OPTIONS = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 """The form of JSON: that of `json.dumps`, as in `minisgl.plugins.grammar.schema`."""
-LIMITS = {
+LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 200_000,
     "step_lexer_fuel": 50_000,
     "max_lexer_states": 20_000,
