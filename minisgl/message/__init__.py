@@ -212,12 +212,14 @@ class PromptLogprob(msgspec.Struct, array_like=True):
     """The log-probability of one token at a position of the prompt.
 
     ``rank`` is 1 for the most likely token. It is None for a prompt token that is not among the reported alternatives.
+    ``text`` and ``raw`` are those of `TokenLogprob`.
     """
 
     token: int
     text: str
     logprob: float
     rank: int | None
+    raw: bytes = b""
 
 
 class Delta(msgspec.Struct, array_like=True):

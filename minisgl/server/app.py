@@ -11,6 +11,7 @@ import asyncio
 import hmac
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,6 +27,7 @@ from minisgl.message import Prompt
 from minisgl.sampling_params import SamplingParams, shorten
 from minisgl.server.answer import AnswerForm, Chat
 from minisgl.server.dispatch import Dispatcher
+from minisgl.server.echo import EchoBuilder, echo_params, read_prompts
 from minisgl.server.errors import CLIENT_CLOSED_REQUEST, ApiError
 from minisgl.server.extension import HttpExtension, overridden
 from minisgl.server.generate import Json, ResponseBuilder, respond_json, respond_stream
@@ -196,8 +198,14 @@ def _add_openai_routes(router: fastapi.APIRouter, api: Api) -> None:
     dispatcher, started = api.dispatcher, int(time.time())
     default_limit: int | None = api.sampling_defaults.get("max_tokens")
 
-    def builder_of(request: Request, body: GenerateRequest, chat: bool, logprobs: bool) -> ResponseBuilder:
-        return ResponseBuilder(
+    def builder_of(
+        request: Request,
+        body: GenerateRequest,
+        chat: bool,
+        logprobs: bool,
+        make: Callable[..., ResponseBuilder] = ResponseBuilder,
+    ) -> ResponseBuilder:
+        return make(
             chat=chat,
             model=api.model,
             n=body.n,
@@ -223,8 +231,14 @@ def _add_openai_routes(router: fastapi.APIRouter, api: Api) -> None:
         limit = body.max_tokens
         if limit is None:
             limit = min(DEFAULT_MAX_TOKENS, default_limit or DEFAULT_MAX_TOKENS)
-        params = body.params(limit, body.logprobs, api.sampling_defaults)
-        builder = builder_of(request, body, False, body.logprobs is not None)
+        make: Callable[..., ResponseBuilder] = ResponseBuilder
+        if body.echo:
+            params = echo_params(body, limit, api.sampling_defaults)
+            echoed = await read_prompts(dispatcher, prompts, api.config.server.request_timeout)
+            make = partial(EchoBuilder, echoed, limit == 0)
+        else:
+            params = body.params(limit, body.logprobs, api.sampling_defaults)
+        builder = builder_of(request, body, False, body.logprobs is not None, make)
         return await api.generate(request, prompts, params, builder, stream_output=body.stream)
 
     def model_card() -> dict[str, object]:

@@ -29,7 +29,7 @@ T = TypeVar("T")
 MAX_SILENCE = 0.05
 """Seconds after which tokens without text are sent as a chunk with an empty text, so that a client sees that the server
 computes its request. Special tokens have no text, and the beginning of a stop string is held back."""
-_MIN_LOGPROB = -9999.0
+MIN_LOGPROB = -9999.0
 """The smallest log-probability in a response. It replaces minus infinity, which JSON can't represent."""
 
 
@@ -206,7 +206,7 @@ def _usage(prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
 
 def _chat_logprobs(choice: Choice) -> dict[str, Any]:
     def entry(token: TokenLogprob) -> dict[str, Any]:
-        return {"token": token.text, "logprob": max(token.logprob, _MIN_LOGPROB), "bytes": list(token.raw)}
+        return {"token": token.text, "logprob": max(token.logprob, MIN_LOGPROB), "bytes": list(token.raw)}
 
     content = [{**entry(t), "top_logprobs": [entry(top) for top in t.top]} for t in choice.logprobs]
     return {"content": content, "refusal": None}
@@ -218,10 +218,10 @@ def _completion_logprobs(choice: Choice) -> dict[str, Any]:
         offsets.append(offset)
         offset += len(token.text)
     return {
-        "tokens": [_name(token) for token in choice.logprobs],
-        "token_logprobs": [max(token.logprob, _MIN_LOGPROB) for token in choice.logprobs],
+        "tokens": [name_of(token) for token in choice.logprobs],
+        "token_logprobs": [max(token.logprob, MIN_LOGPROB) for token in choice.logprobs],
         "top_logprobs": [
-            {_name(top): max(top.logprob, _MIN_LOGPROB) for top in (*token.top, token)} for token in choice.logprobs
+            {name_of(top): max(top.logprob, MIN_LOGPROB) for top in (*token.top, token)} for token in choice.logprobs
         ],
         "text_offset": offsets,
     }
@@ -231,7 +231,7 @@ def _prompt_logprobs(choice: Choice) -> list[dict[str, Any] | None]:
     """Return the prompt's log-probabilities in vLLM's format: for each position, token id → log-probability."""
     return [
         {
-            str(p.token): {"logprob": max(p.logprob, _MIN_LOGPROB), "rank": p.rank, "decoded_token": p.text}
+            str(p.token): {"logprob": max(p.logprob, MIN_LOGPROB), "rank": p.rank, "decoded_token": p.text}
             for p in position
         }
         if position is not None
@@ -240,7 +240,7 @@ def _prompt_logprobs(choice: Choice) -> list[dict[str, Any] | None]:
     ]
 
 
-def _name(token: TokenLogprob) -> str:
+def name_of(token: TokenLogprob | PromptLogprob) -> str:
     """Return a name for a token: its text, or its bytes if they are not complete characters.
 
     The bytes keep the names of two such tokens different. Their texts, which contain U+FFFD, could be the same.

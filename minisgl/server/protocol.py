@@ -150,6 +150,7 @@ class CompletionRequest(GenerateRequest, kw_only=True):
     prompt: Any
     max_tokens: int | None = None
     logprobs: int | None = None
+    echo: bool = False
 
     def to_prompts(self) -> list[Prompt]:
         """Return ``prompt`` (a text, token ids, or a list of either) as a list of prompts. Raise `ApiError`."""

@@ -104,10 +104,12 @@ class Detokenizer:
             token = request.prompt_ids[request.num_prompt_logprobs]
             request.num_prompt_logprobs += 1
             rank = ids.index(token) + 1 if token in ids else None
-            position = [PromptLogprob(token, self._token(token)[0], chosen, rank)]
+            text, raw = self._token(token)
+            position = [PromptLogprob(token, text, chosen, rank, raw)]
             for i, (other, value) in enumerate(zip(ids, values)):
                 if other != token:
-                    position.append(PromptLogprob(other, self._token(other)[0], value, i + 1))
+                    text, raw = self._token(other)
+                    position.append(PromptLogprob(other, text, value, i + 1, raw))
             positions.append(position)
         return positions
 

@@ -58,7 +58,6 @@ REFUSED: Mapping[str, Refusal] = MappingProxyType(
         "custom_params": Refusal("they belong to custom_logit_processor"),
         "data_parallel_rank": Refusal("a router chooses the server"),
         "documents": Refusal("write the documents into a message", ([],)),
-        "echo": Refusal("use prompt_logprobs", (False,)),
         "function_call": Refusal("it is the old name of tool_choice", ("none", "auto")),
         "functions": Refusal("it is the old name of tools", ([],)),
         "include_reasoning": Refusal("the answer has its reasoning", (True,)),
@@ -92,6 +91,7 @@ REFUSED: Mapping[str, Refusal] = MappingProxyType(
 REFUSED_OF: Mapping[type[msgspec.Struct], Mapping[str, Refusal]] = MappingProxyType(
     {
         ChatRequest: {
+            "echo": Refusal("it belongs to a plain completion", (False,)),
             "add_special_tokens": Refusal("the chat template writes them", (False,)),
         },
         CompletionRequest: {

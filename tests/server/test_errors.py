@@ -109,7 +109,12 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     # parameters that minisgl does not support are refused by name, not ignored
     "tools": (CHAT, {"messages": USER, "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     "response_format": (CHAT, {"messages": USER, "response_format": {"type": "xml"}}, "response_format"),
-    "echo": (PLAIN, {"prompt": "a", "echo": True}, "echo"),
+    "echo of a chat": (CHAT, {"messages": USER, "echo": True}, "echo"),
+    "echo of log-probabilities in a stream": (
+        PLAIN, {"prompt": "a", "echo": True, "logprobs": 1, "stream": True}, "echo"
+    ),
+    "echo of a prompt that is too long": (PLAIN, {"prompt": [5] * 3000, "echo": True}, "prompt"),
+    "no output": (PLAIN, {"prompt": "a", "max_tokens": 0}, "max_tokens"),
     "best_of": (PLAIN, {"prompt": "a", "best_of": 2}, "best_of"),
     "suffix": (PLAIN, {"prompt": "a", "suffix": "z"}, "suffix"),
     "reasoning_effort": (CHAT, {"messages": USER, "reasoning_effort": "high"}, "reasoning_effort"),

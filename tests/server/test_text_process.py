@@ -289,9 +289,13 @@ def test_prompt_logprobs(harness: Harness, tokenizer: Tokenizer) -> None:
     positions = [position for delta in deltas if delta.uid == 5 for position in delta.prompt_logprobs]
     assert positions == [
         None,
-        [PromptLogprob(x, "x", -3.0, None), PromptLogprob(w, "w", -0.5, 1), PromptLogprob(z, "z", -1.0, 2)],
-        [PromptLogprob(y, "y", -0.25, 1), PromptLogprob(w, "w", -2.0, 2)],
-        [PromptLogprob(z, "z", -2.0, 2), PromptLogprob(w, "w", -0.5, 1)],
+        [
+            PromptLogprob(x, "x", -3.0, None, b"x"),
+            PromptLogprob(w, "w", -0.5, 1, b"w"),
+            PromptLogprob(z, "z", -1.0, 2, b"z"),
+        ],
+        [PromptLogprob(y, "y", -0.25, 1, b"y"), PromptLogprob(w, "w", -2.0, 2, b"w")],
+        [PromptLogprob(z, "z", -2.0, 2, b"z"), PromptLogprob(w, "w", -0.5, 1, b"w")],
     ]
     assert [delta.prompt_logprobs for delta in deltas if delta.uid == 6] == [[]]
 

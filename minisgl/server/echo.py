@@ -1,0 +1,139 @@
+"""``echo`` of a plain completion: the prompt comes before the answer, with its log-probabilities if they are asked for.
+
+Evaluations score texts in this way: they send ``echo``, ``logprobs`` and ``max_tokens`` 0 or 1. The engine always
+samples a token after a prompt; with ``max_tokens: 0``, that token is not shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from minisgl.core import Finished
+from minisgl.message import DetokenizeRequest, Prompt, TextPrompt, TokenizeRequest, pack_ids, unpack_ids
+from minisgl.sampling_params import SamplingParams
+from minisgl.server.dispatch import Dispatcher
+from minisgl.server.errors import ApiError, timed_out
+from minisgl.server.generate import MIN_LOGPROB, Choice, ResponseBuilder, name_of
+from minisgl.server.protocol import CompletionRequest
+from minisgl.server.request_record import Stream
+from minisgl.server.sizes import check_prompt_ids
+
+
+class EchoedPrompt(NamedTuple):
+    """The text of a prompt, and the texts of its tokens. Without a tokenizer, the text is empty."""
+
+    text: str
+    tokens: Sequence[str]
+
+
+def echo_params(body: CompletionRequest, limit: int, defaults: Mapping[str, Any]) -> SamplingParams:
+    """Return the sampling parameters of a completion with ``echo``. Raise `ApiError` for a wrong value.
+
+    ``limit`` is the client's ``max_tokens``, which may be 0.
+    """
+    if body.logprobs is not None and body.prompt_logprobs is not None:
+        raise ApiError(400, "echo with logprobs has the prompt's: leave out prompt_logprobs.", "prompt_logprobs")
+    if body.logprobs is not None and body.stream:
+        raise ApiError(400, "echo with logprobs is not available with stream: true.", "echo", "invalid_value")
+    params = body.params(limit or 1, body.logprobs, defaults)
+    if limit <= 1 and params.grammar is None:
+        # A single token ends the answer in any case. An end-of-sequence token would have no entry in the logprobs,
+        # but clients take the last entry for that of the sampled token.
+        params = msgspec.structs.replace(params, ignore_eos=True)
+    prompt_logprobs = params.prompt_logprobs if body.logprobs is None else body.logprobs
+    return msgspec.structs.replace(params, prompt_logprobs=prompt_logprobs)
+
+
+async def read_prompts(dispatcher: Dispatcher, prompts: Sequence[Prompt], seconds: float | None) -> list[EchoedPrompt]:
+    """Ask a tokenizer for the prompts' texts and tokens. Raise `ApiError`, such as a 504 after ``seconds``."""
+    dispatcher.check_open()
+
+    async def read(prompt: Prompt) -> EchoedPrompt:
+        check_prompt_ids(prompt, dispatcher.max_seq_len)
+        reply = await dispatcher.ask_tokenizer(lambda uid: TokenizeRequest(uid, prompt, True))
+        ids = unpack_ids(reply.ids).tolist()
+        if reply.token_strs is None:
+            return EchoedPrompt("", [f"token_id:{token}" for token in ids])
+        if isinstance(prompt, TextPrompt) and not prompt.num_kept_tokens:
+            return EchoedPrompt(prompt.text, reply.token_strs)
+        text = await dispatcher.ask_tokenizer(lambda uid: DetokenizeRequest(uid, pack_ids(ids)))
+        return EchoedPrompt(text.text, reply.token_strs)
+
+    try:
+        async with asyncio.timeout(seconds):
+            return [await read(prompt) for prompt in prompts]
+    except TimeoutError:
+        raise timed_out(seconds) from None
+
+
+class EchoBuilder(ResponseBuilder):
+    """Builds responses in which each choice begins with its prompt. ``silent``: the output is not shown."""
+
+    def __init__(self, prompts: Sequence[EchoedPrompt], silent: bool, **options: Any):
+        super().__init__(**options)
+        self._prompts, self._silent = prompts, silent
+
+    def full(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        choices = [self._shown(choice) for choice in choices]
+        response = super().full(choices)
+        for choice, body in zip(choices, response["choices"], strict=True):
+            prompt = self._prompts[choice.index // self.n]
+            body["text"] = prompt.text + body["text"]
+            if self.logprobs:  # the first choice of a prompt reports those of the prompt for all
+                scores = choices[choice.index - choice.index % self.n].prompt_logprobs
+                _prepend(body["logprobs"], prompt.tokens, scores)
+        return response
+
+    def first_chunk(self, index: int) -> dict[str, Any] | None:
+        text = self._prompts[index // self.n].text
+        fields = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+        return self._chunk({**fields, "token_ids": []} if self.token_ids else fields)
+
+    def chunk(self, choice: Choice) -> dict[str, Any]:
+        return super().chunk(self._shown(choice))
+
+    def usage(self, ends: Sequence[Finished | None]) -> dict[str, Any]:
+        return super().usage([end and self._end(end) for end in ends])
+
+    def usage_so_far(self, stream: Stream, output_tokens: int) -> dict[str, Any]:
+        return super().usage_so_far(stream, 0 if self._silent else output_tokens)
+
+    def _shown(self, choice: Choice) -> Choice:
+        """Return a choice without its output, if that is not shown."""
+        if not self._silent:
+            return choice
+        end = choice.finish and self._end(choice.finish)
+        return Choice(choice.index, choice.reader, prompt_logprobs=choice.prompt_logprobs, finish=end)
+
+    def _end(self, end: Finished) -> Finished:
+        return msgspec.structs.replace(end, finish_reason="length", output_tokens=0) if self._silent else end
+
+
+def _prepend(logprobs: dict[str, Any], tokens: Sequence[str], scores: Sequence[Any]) -> None:
+    """Put the prompt's tokens before those of the output. The first one has no log-probability.
+
+    ``scores`` are those of `Choice`: for each position, the prompt's own token and then the most likely ones.
+    """
+    offsets, offset = [], 0
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(token)
+    named: list[str] = [*tokens[:1]]
+    values: list[float | None] = []
+    top: list[dict[str, float] | None] = []
+    for position in scores:
+        if position is None:
+            values.append(None)
+            top.append(None)
+            continue
+        named.append(name_of(position[0]))
+        values.append(max(position[0].logprob, MIN_LOGPROB))
+        top.append({name_of(each): max(each.logprob, MIN_LOGPROB) for each in reversed(position)})
+    logprobs["tokens"] = [*named, *logprobs["tokens"]]
+    logprobs["token_logprobs"] = [*values, *logprobs["token_logprobs"]]
+    logprobs["top_logprobs"] = [*top, *logprobs["top_logprobs"]]
+    logprobs["text_offset"] = [*offsets, *(offset + each for each in logprobs["text_offset"])]
