@@ -120,6 +120,9 @@ class ServerConfig:
     otlp_endpoint: str | None = None
     """The address of an OpenTelemetry collector, such as ``http://localhost:4318``, that gets a span of each generation
     (OTLP over HTTP). It needs ``minisgl[otel]``. Default: no traces."""
+    responses_store: str = "none"
+    """Where ``/v1/responses`` stores responses: ``none``, or ``memory``, which keeps the last ones, at most 64 MiB.
+    Each client with the API key can read a stored response whose id it knows."""
     extensions: list[str] | None = None
     """The extensions of the API server that are loaded, by name. An option of the server that belongs to another one is
     refused. Default: all that the folder ``plugins/http`` has."""
@@ -293,6 +296,7 @@ class Config:
         for key in ("max_queued", "max_connections"):
             need(getattr(self.server, key) >= 1, f"server.{key}", "at least 1")
         max_choices = self.server.max_choices
+        need(self.server.responses_store in ("none", "memory"), "server.responses_store", "none or memory")
         choices_ok = max_choices is None or 1 <= max_choices <= self.server.max_queued
         need(choices_ok, "server.max_choices", "from 1 to server.max_queued, or null for the default")
         max_body = self.server.max_body

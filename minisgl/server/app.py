@@ -95,11 +95,19 @@ class Api:
 
         return await parse_body(body, kind, check_and_convert, self._check_fields)
 
-    def prepare_chat(self, body: ChatRequest) -> Chat:
-        """Return a chat that was read, with its prompt and the form of its answer. Raise `ApiError`.
+    def chat_of(self, fields: dict[str, Any]) -> Chat:
+        """Return a chat of these parameters, as if they were the body of a chat. Raise `ApiError`.
 
-        A route of another API makes a `ChatRequest` of its own body, and calls this in ``convert`` of `read`.
+        A route of another API calls this in ``convert`` of `read`, with what its own body asks for.
         """
+        body = parse(msgspec.json.encode(fields), ChatRequest, self._check_fields)
+        if self.dispatcher.max_seq_len:
+            for check in self._check_body:
+                check(body, self.dispatcher.max_seq_len)
+        return self.prepare_chat(body)
+
+    def prepare_chat(self, body: ChatRequest) -> Chat:
+        """Return a chat that was read, with its prompt and the form of its answer. Raise `ApiError`."""
         form = next((form for make in self._forms if (form := make(body)) is not None), None)
         form = form or AnswerForm.plain(body)
         return Chat(body, form.prompt(body.to_prompt()), form)

@@ -133,8 +133,8 @@ class HttpExtension:
 
 
 def shipped() -> list[str]:
-    """Return the names of the extensions that minisgl ships, in the order of the alphabet."""
-    return submodules(FOLDER)
+    """Return the names of the extensions that minisgl ships, in the order of the alphabet. A folder is not one."""
+    return [name for name in submodules(FOLDER) if not submodules(f"{FOLDER}.{name}")]
 
 
 def load_extensions(

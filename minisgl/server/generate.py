@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from minisgl.core import Finished
 from minisgl.message import Delta, PromptLogprob, TokenLogprob
-from minisgl.server.answer import AnswerReader, CallBegin, Part, PlainReader, message, message_delta
+from minisgl.server.answer import AnswerReader, CallBegin, Part, PlainReader, Reasoning, message, message_delta
 from minisgl.server.dispatch import Dispatcher
 from minisgl.server.errors import CLIENT_CLOSED_REQUEST, NO_NAMES, ApiError
 from minisgl.server.request_record import Stream
@@ -39,7 +39,7 @@ class Choice:
 
     ``index`` is the choice's position in the response. ``text`` is the output as the model wrote it, and ``parts`` are
     the same text as ``reader`` reads it. ``has_calls`` is true once the output has had a tool call. ``matched_stop`` is
-    the stop string that cut the output, if one did.
+    the stop string that cut the output. A token whose text comes with a later token's is reasoning if that one is.
     """
 
     index: int
@@ -47,6 +47,8 @@ class Choice:
     text: str = ""
     parts: list[Part] = field(default_factory=list)
     has_calls: bool = False
+    reasoning_tokens: int = 0
+    num_unread: int = 0  # the number of tokens whose text has not come
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[list[PromptLogprob] | None] = field(default_factory=list)
@@ -59,6 +61,10 @@ class Choice:
         self.text += delta.text
         parts = self.reader.feed(delta.text) + (self.reader.finish() if delta.finish is not None else [])
         self.parts += parts
+        self.num_unread += len(delta.tokens)
+        if parts:
+            self.reasoning_tokens += self.num_unread if isinstance(parts[-1], Reasoning) else 0
+            self.num_unread = 0
         self.has_calls = self.has_calls or any(isinstance(part, CallBegin) for part in parts)
         self.tokens += delta.tokens
         self.logprobs += delta.logprobs
@@ -69,7 +75,8 @@ class Choice:
     def next_chunk(self) -> Choice:
         """Return an empty `Choice` for the same index, which collects the output for the chunk after this one."""
         offset = self.offset + sum(len(token.text) for token in self.logprobs)
-        return Choice(self.index, self.reader, has_calls=self.has_calls, matched_stop=self.matched_stop, offset=offset)
+        carried = {name: getattr(self, name) for name in ("has_calls", "matched_stop", "num_unread")}
+        return Choice(self.index, self.reader, offset=offset, **carried)
 
     @property
     def finish_reason(self) -> str | None:
@@ -87,8 +94,7 @@ class ResponseBuilder:
     of each prompt. ``logprobs`` and ``token_ids`` add these fields to the choices. ``include_usage`` adds the usage to
     a stream, and ``continuous_usage`` to each of its chunks, as in vLLM. ``prompt_logprobs`` adds the prompt's
     log-probabilities to a response that is not streamed. The response's id ends in ``request_id``. ``names`` are the
-    client's names of fields: `ApiError.from_finished`. ``make_reader`` returns the reader of one
-    choice's text.
+    client's names of fields: `ApiError.from_finished`. ``make_reader`` returns the reader of one choice's text.
     """
 
     def __init__(
@@ -106,8 +112,7 @@ class ResponseBuilder:
         names: Mapping[str, str] = NO_NAMES,
         make_reader: Callable[[], AnswerReader] = PlainReader,
     ):
-        self.chat, self.model, self.n = chat, model, n
-        self.make_reader = make_reader
+        self.chat, self.model, self.n, self.make_reader = chat, model, n, make_reader
         self.logprobs, self.token_ids, self.include_usage = logprobs, token_ids, include_usage
         self.continuous_usage = include_usage and continuous_usage
         self.prompt_logprobs, self.names = prompt_logprobs, names
@@ -186,7 +191,7 @@ class ResponseBuilder:
 
     def _common_fields(self, choice: Choice, with_logprobs: bool) -> dict[str, Any]:
         """Return the fields of a choice that chat and plain completions share."""
-        format_logprobs = _chat_logprobs if self.chat else _completion_logprobs
+        format_logprobs = chat_logprobs if self.chat else _completion_logprobs
         fields = {
             "logprobs": format_logprobs(choice) if with_logprobs else None,
             "finish_reason": choice.finish_reason,
@@ -204,7 +209,9 @@ def _usage(prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
     }
 
 
-def _chat_logprobs(choice: Choice) -> dict[str, Any]:
+def chat_logprobs(choice: Choice) -> dict[str, Any]:
+    """Return the log-probabilities of a choice in the form of chats."""
+
     def entry(token: TokenLogprob) -> dict[str, Any]:
         return {"token": token.text, "logprob": max(token.logprob, MIN_LOGPROB), "bytes": list(token.raw)}
 

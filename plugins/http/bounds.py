@@ -22,7 +22,7 @@ from minisgl.server.sizes import check_chat_size
 
 MAX_FIELD = 2**16
 """The largest size in bytes of a parameter, as JSON, that is not one of `LARGE_FIELDS`."""
-LARGE_FIELDS = frozenset({"prompt", "messages", "tokens"})
+LARGE_FIELDS = frozenset({"prompt", "messages", "tokens", "input", "instructions", "system", "tools"})
 """The parameters that may be as large as the body."""
 MAX_FIELDS = 256
 """The largest number of parameters of a body, those with the value null included."""
