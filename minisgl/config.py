@@ -28,6 +28,8 @@ GROUPS = (
     "router",
     "tokenizer",
     "grammar",
+    "tool_parser",
+    "reasoning_parser",
 )
 ROUTER_GROUPS = ("routing", "router")
 """The groups of `python -m minisgl.cluster` only: a server has no router."""
@@ -248,6 +250,8 @@ class Config:
     router: Any = None
     tokenizer: Any = None
     grammar: Any = None
+    tool_parser: Any = None
+    reasoning_parser: Any = None
 
     defaults_file: ClassVar[str] = "config.yaml"
     """The file in ``conf/`` with the defaults of the groups."""

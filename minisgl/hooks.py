@@ -81,6 +81,8 @@ class PartSpec(NamedTuple):
 
 _DEVICE = {"device": "the device of this rank, a `torch.device`"}
 _EACH_RANK = "once in each rank's process, at start, before the model is loaded and the KV pool is allocated"
+_API = "once in the API server's process, when the engine is ready"
+_TEMPLATE = {"template": "the source of the model's chat template, or an empty text"}
 _RANK_0 = "once in rank 0's process, at start, when the scheduler is built; other ranks execute the steps of rank 0"
 
 PARTS: Mapping[str, PartSpec] = MappingProxyType(
@@ -145,6 +147,10 @@ PARTS: Mapping[str, PartSpec] = MappingProxyType(
             "in each tokenizer process, in rank 0's process, and in the caller's process with `LLM`: when the first "
             "request that has a grammar arrives there",
             {"tokenizer": "the model's tokenizer, a `minisgl.tokenizer.Tokenizer`"},
+        ),
+        "tool_parser": PartSpec("`minisgl.server.answer.ToolParser`, or None for no tools", _API, _TEMPLATE),
+        "reasoning_parser": PartSpec(
+            "`minisgl.server.answer.ReasoningParser`, or None if the model does not think", _API, _TEMPLATE
         ),
         "router": PartSpec(
             "`minisgl.cluster.router.Router`, which does nothing before its ``start``",

@@ -38,13 +38,19 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a text may be, for `SamplingParams.grammar`.
 
     ``kind`` says what ``text`` is: a JSON schema, a regular expression that matches the whole answer, a JSON list of
-    strings of which the answer is one, or a grammar in the form of Lark. ``field`` is the client's name of the
-    parameter, for error messages.
+    strings of which the answer is one, a grammar in the form of Lark, or a *frame*: literal texts around JSON schemas,
+    as the JSON that `minisgl.plugins.grammar.frame` describes. ``field`` is the client's name of the parameter, for
+    error messages.
+
+    The grammar is that of the text after the first token ``after``, such as ``</think>``, if that is not empty. With
+    ``opener``, the text before it is only allowed if the answer begins with the token ``opener``.
     """
 
-    kind: Literal["json_schema", "regex", "choice", "lark"]
+    kind: Literal["json_schema", "regex", "choice", "lark", "frame"]
     text: str
     field: str = "grammar"
+    after: str = ""
+    opener: str = ""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

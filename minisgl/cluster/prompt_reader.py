@@ -165,7 +165,7 @@ class PromptReader:
         if isinstance(prompt, TextPrompt):
             text = prompt.text
             return len(text), self._tokenizer.encode(text[:most], prompt.add_special_tokens) if text else []
-        chat = self._tokenizer.render(prompt.messages, prompt.add_generation_prompt, prompt.chat_template_kwargs)
+        chat = self._tokenizer.render_prompt(prompt)
         return len(chat.text), self._tokenizer.encode_chat(chat.cut(most))
 
     def close(self) -> None:

@@ -221,9 +221,10 @@ class ChatRequest(GenerateRequest, kw_only=True):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def to_prompt(self) -> ChatPrompt:
-        """Return the messages as a prompt. Raise `ApiError` for an invalid message."""
+        """Return the messages as a prompt, with the tools unless none may be called. Raise `ApiError`."""
         prompt = chat_prompt(self.messages, self.add_generation_prompt, self.chat_template_kwargs)
-        return msgspec.structs.replace(prompt, num_kept_tokens=self.num_kept_tokens)
+        tools = [] if self.tool_choice == "none" else self.tools
+        return msgspec.structs.replace(prompt, num_kept_tokens=self.num_kept_tokens, tools=tools)
 
 
 # ---- parsing ---------------------------------------------------------------------------------------

@@ -38,8 +38,8 @@ def check_chat_size(
         children = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
         left -= len(children)
         if left < 0:
-            values = f"The chat has more than {VALUES_PER_TOKEN * max_seq_len} values in content parts, tool calls and"
-            _refuse_size(f"{values} chat_template_kwargs.", max_seq_len)
+            values = f"The chat has more than {VALUES_PER_TOKEN * max_seq_len} values in content parts, tools, calls"
+            _refuse_size(f"{values} and chat_template_kwargs.", max_seq_len)
         todo += children
     if max_chars is not None and num_chars > max_chars:
         _refuse_size(f"The messages have {num_chars} characters, more than {max_chars}.", max_seq_len)

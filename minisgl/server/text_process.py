@@ -268,13 +268,11 @@ class TextWorker:
                     raise InvalidRequestError("messages", "This model has no tokenizer, so it can't chat.")
                 check_chat_size(
                     prompt.messages,
-                    prompt.chat_template_kwargs,
+                    {**prompt.chat_template_kwargs, "tools": prompt.tools},
                     self._limits.max_seq_len,
                     self._tokenizer.max_chars(self._limits.max_seq_len),
                 )
-                chat = self._tokenizer.render(
-                    prompt.messages, prompt.add_generation_prompt, prompt.chat_template_kwargs
-                )
+                chat = self._tokenizer.render_prompt(prompt)
                 self._tokenizer.check_length(chat.text, self._limits.max_seq_len)
                 ids = pack_ids(self._tokenizer.encode_chat(chat))
         if not isinstance(prompt, TokensPrompt) and prompt.num_kept_tokens:

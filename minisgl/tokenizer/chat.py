@@ -86,6 +86,7 @@ class ChatTemplate:
         environment: jinja2.Environment | None = None,
     ):
         self._special_tokens = dict(special_tokens or {})
+        self._writes_tools = False  # whether a chat had another text with tools than without
         try:
             self._template = (environment or make_environment()).from_string(source)
         except jinja2.TemplateSyntaxError as error:
@@ -96,9 +97,10 @@ class ChatTemplate:
         messages: Sequence[Message],
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """Return the messages as one text: see `render_chat`."""
-        return self.render_chat(messages, add_generation_prompt, chat_template_kwargs).text
+        return self.render_chat(messages, add_generation_prompt, chat_template_kwargs, tools=tools).text
 
     def render_chat(
         self,
@@ -106,16 +108,18 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         hide: Callable[[str], str] = str,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> RenderedChat:
         """Return the messages as one text, special tokens included.
 
         ``add_generation_prompt`` ends the text with the beginning of an assistant message. ``chat_template_kwargs`` are
-        further variables of the template. ``hide`` returns a client's string with `STAND_IN` in place of one character
-        of each special token. If there are some, the chat is rendered again with these strings. Raise
-        `InvalidRequestError` if a message is wrong, if the template raises an error, or if it writes another text for
-        the strings with stand-ins.
+        further variables of the template, and ``tools`` is one of them. ``hide`` returns a client's string with
+        `STAND_IN` in place of one character of each special token. If there are some, the chat is rendered again with
+        these strings. Raise `InvalidRequestError` if a message is wrong, if the template raises an error, or if it
+        writes another text for the strings with stand-ins.
         """
-        chat, kwargs = [as_string(message) for message in normalize(messages)], chat_template_kwargs or {}
+        chat = [as_string(message) for message in normalize(messages)]
+        kwargs = {**(chat_template_kwargs or {}), "tools": list(tools) or None}
         text = self.render_once(chat, add_generation_prompt, kwargs)
         hidden = map_strings([chat, kwargs], hide)
         if hidden == [chat, kwargs]:
@@ -129,9 +133,9 @@ class ChatTemplate:
         self, messages: Sequence[Message], add_generation_prompt: bool, variables: Mapping[str, Any]
     ) -> str:
         """Return the text that the template writes for messages as they are. Raise `InvalidRequestError`."""
-        own = {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt, "messages": messages}
+        own = {"documents": None, "add_generation_prompt": add_generation_prompt, "messages": messages}
         try:
-            text = self._template.render({**variables, **self._special_tokens, **own})
+            text = self._template.render({"tools": None, **variables, **self._special_tokens, **own})
             text.encode()
         except UnicodeEncodeError:
             raise InvalidRequestError(
@@ -144,6 +148,25 @@ class ChatTemplate:
             message = f"The model's chat template can't render these messages: {shorten(what, 200)}"
             raise InvalidRequestError("messages", message) from error
         return text
+
+    def check_tools(self, tools: Sequence[Mapping[str, Any]], text: str, without: Callable[[], str]) -> None:
+        """Raise `InvalidRequestError` if a chat does not tell the model of each tool.
+
+        ``text`` is the rendered chat, and ``without`` renders it without tools.
+        """
+        is_lost = any(tool_name(tool) not in text for tool in tools)
+        if is_lost or not (self._writes_tools or text != without()):
+            raise InvalidRequestError(
+                "tools",
+                "The model's chat template does not write the tools into the prompt, so the model would not see them.",
+            )
+        self._writes_tools = True
+
+
+def tool_name(tool: Mapping[str, Any]) -> str:
+    """Return the name of a tool in the OpenAI API's form, or an empty text if it has none."""
+    function = tool.get("function")
+    return str(function.get("name", "")) if isinstance(function, Mapping) else ""
 
 
 def computed_with_special_tokens() -> InvalidRequestError:

@@ -11,8 +11,9 @@ import functools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import tokenizers
 from tokenizers import AddedToken
@@ -23,6 +24,9 @@ from minisgl.sampling_params import InvalidRequestError, SamplingParams, shorten
 from minisgl.tokenizer.chat import STAND_IN, ChatTemplate, RenderedChat
 from minisgl.tokenizer.text_stream import ByteLevelStream, TextStream, WholeStream
 from minisgl.utils.json_file import read_json_if_present
+
+if TYPE_CHECKING:
+    from minisgl.message import ChatPrompt
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """The special tokens with a name. A chat template may read their texts."""
@@ -144,6 +148,7 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> RenderedChat:
         """Return chat messages as one text, rendered with the model's chat template: see `ChatTemplate.render_chat`.
 
@@ -154,7 +159,16 @@ class Tokenizer:
                 "messages", "This model has no chat template: use /v1/completions with a plain prompt."
             )
         hide = str if self._parse_special_tokens else self._hide
-        return self.template.render_chat(messages, add_generation_prompt, chat_template_kwargs, hide)
+        chat = self.template.render_chat(messages, add_generation_prompt, chat_template_kwargs, hide, tools)
+        if tools:
+            without = partial(self.render, messages, add_generation_prompt, chat_template_kwargs)
+            self.template.check_tools(tools, chat.text, lambda: without().text)
+        return chat
+
+    def render_prompt(self, prompt: ChatPrompt) -> RenderedChat:
+        """Return a chat as one text: `render`, which gets ``tools`` only if there are some."""
+        tools = {"tools": prompt.tools} if prompt.tools else {}
+        return self.render(prompt.messages, prompt.add_generation_prompt, prompt.chat_template_kwargs, **tools)
 
     def _hide(self, text: str) -> str:
         """Return a client's string without special tokens: `STAND_IN` takes the place of their first characters."""
@@ -187,9 +201,11 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
         """Return the token ids of chat messages: `render` and `encode_chat`."""
-        return self.encode_chat(self.render(messages, add_generation_prompt, chat_template_kwargs))
+        more = {"tools": tools} if tools else {}
+        return self.encode_chat(self.render(messages, add_generation_prompt, chat_template_kwargs, **more))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids. Ids outside the tokenizer's vocabulary add no text."""

@@ -211,10 +211,12 @@ METHODS = {
     "router": "start",
     "tokenizer": "encode",
     "grammar": "constraint",
+    "tool_parser": "reader",
+    "reasoning_parser": "reader",
 }
 """Group → a method that every object of the group has."""
 
-MAY_BE_NONE = frozenset({"tokenizer"})
+MAY_BE_NONE = frozenset({"tokenizer", "tool_parser", "reasoning_parser"})
 """The groups whose ``build`` may return None."""
 
 

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from minisgl.plugins.grammar.base import (
     refuse,
     token_bytes,
 )
+from minisgl.plugins.grammar.frame import lark_of
 from minisgl.plugins.grammar.schema import strict
 from minisgl.sampling_params import Grammar
 from minisgl.scheduler.base import Constraint
@@ -90,11 +92,9 @@ class LLGuidanceGrammars(Grammars):
         """Return the grammar in llguidance's own form. Raise `InvalidRequestError` if it is wrong."""
         match grammar.kind:
             case "json_schema":
-                schema = strict(read_json(grammar))
-                if not isinstance(schema, dict):
-                    schema = {} if schema is True else {"not": {}}
-                check_multiples(grammar, schema)
-                lark = "start: %json " + json.dumps(schema | {"x-guidance": JSON_OPTIONS})
+                lark = "start: " + _json_rule(grammar, strict(read_json(grammar)))
+            case "frame":
+                lark = lark_of(grammar, partial(_json_rule, grammar))
             case "regex":
                 lark = f"start: /{self._library.regex_to_lark(grammar.text, 'dw')}/"
             case "choice":
@@ -158,6 +158,14 @@ def check_multiples(grammar: Grammar, schema: Any) -> None:
 def digits_of(number: float) -> int:
     """Return the absolute value of a number without its decimal point: 25 for 0.25."""
     return int("".join(map(str, Decimal(repr(number)).as_tuple().digits)))
+
+
+def _json_rule(grammar: Grammar, schema: Any) -> str:
+    """Return the body of the rule of a JSON schema of a grammar, in llguidance's form of Lark."""
+    if not isinstance(schema, dict):
+        schema = {} if schema is True else {"not": {}}
+    check_multiples(grammar, schema)
+    return "%json " + json.dumps(schema | {"x-guidance": JSON_OPTIONS})
 
 
 class LLGuidanceMatcher(Constraint):

@@ -20,6 +20,7 @@ from minisgl.plugins.grammar.base import (
     token_bytes,
 )
 from minisgl.plugins.grammar.characters import utf8
+from minisgl.plugins.grammar.frame import expression_of
 from minisgl.plugins.grammar.network import DEAD, START, Automaton, GrammarTooLargeError, Network, choice, literal
 from minisgl.plugins.grammar.regex import RegexError, parse
 from minisgl.plugins.grammar.schema import SchemaError, grammar_of, strict
@@ -59,6 +60,8 @@ def network_of(grammar: Grammar) -> Network:
                 return Network(parse(grammar.text, utf8, anchored=True))
             case "choice":
                 return Network(choice(*(literal(text.encode()) for text in read_choices(grammar))))
+            case "frame":
+                return Network(expression_of(grammar))
     except (RegexError, SchemaError, GrammarTooLargeError, RecursionError) as error:
         raise refuse(grammar, error) from None
     raise refuse(grammar, f"grammar=plain can't read grammars of the kind {grammar.kind}: use grammar=llguidance.")

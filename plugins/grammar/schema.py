@@ -98,17 +98,18 @@ _OTHER_PROPERTIES = frozenset(
 )
 
 
-def grammar_of(schema: Any) -> Expression:
+def grammar_of(schema: Any, name: str = "") -> Expression:
     """Return the JSON texts that a schema allows. Raise `SchemaError` if it is wrong or not supported.
 
     Each schema becomes a rule, so that a schema may refer to itself. `Network` raises the error of such a rule's body.
+    Several schemas of one network have different names.
     """
-    return _Compiler(schema).value(schema, "#")
+    return _Compiler(schema, name).value(schema, "#")
 
 
 class _Compiler:
-    def __init__(self, root: Any):
-        self._root = root
+    def __init__(self, root: Any, name: str):
+        self._root, self._name = root, name
 
     def value(self, schema: Any, where: str) -> Expression:
         """Return the texts of one schema. ``where`` is its place in the whole, for error messages."""
@@ -184,7 +185,7 @@ class _Compiler:
                 target = target[key]
             else:
                 raise SchemaError(f"{where}: $ref {json.dumps(pointer):.80} points to nothing.")
-        return rule(f"ref {pointer}", lambda network, start: self.value(target, pointer)(network, start))
+        return rule(f"ref {self._name}{pointer}", lambda network, start: self.value(target, pointer)(network, start))
 
     def _values(self, schema: Mapping[str, Any], where: str) -> Expression:
         values = schema.get("enum", [schema.get("const")])

@@ -29,7 +29,7 @@ MAX_FIELDS = 256
 MAX_PROMPTS = 4096
 """The largest number of prompts of a plain completion."""
 MAX_DEPTH = 64
-"""The largest number of nested lists and objects in ``chat_template_kwargs`` and ``tool_calls``."""
+"""The largest number of nested lists and objects in ``chat_template_kwargs``, ``tools`` and ``tool_calls``."""
 MAX_N = 128
 """The largest ``n``."""
 
@@ -71,12 +71,13 @@ class Bounds(HttpExtension):
         messages = getattr(body, "messages", None)
         if messages is None:
             return
-        variables = getattr(body, "chat_template_kwargs", {})
+        variables, tools = getattr(body, "chat_template_kwargs", {}), getattr(body, "tools", [])
         try:
-            check_chat_size(messages, variables, max_seq_len)
+            check_chat_size(messages, {**variables, "tools": tools}, max_seq_len)
         except InvalidRequestError as error:
             raise ApiError.from_invalid(error) from None
         check_json(variables, "chat_template_kwargs")
+        check_json(tools, "tools")
         for message in messages:
             check_json(message.get("tool_calls"), "messages")
             check_json(message.get("content"), "messages")

@@ -32,6 +32,15 @@ from minisgl.plugin_manager.discovery import HOOKS
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.quantization.e4m3.matrix import Fp8Matrix
 from minisgl.sampling_params import Grammar, InvalidRequestError
+from minisgl.server.answer import (
+    CallArguments,
+    CallBegin,
+    Content,
+    PlainReader,
+    Reasoning,
+    ReasoningParser,
+    ToolParser,
+)
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.drive import Drive, Job, make_plugin
 from minisgl.testing.small import SPEC, job, no_lookahead, pool
@@ -291,6 +300,36 @@ def test_grammar() -> None:
         longer = Grammar("choice", '["ab"]')
         with pytest.raises(InvalidRequestError, match="choices of one letter only"):
             engine.generate(["Which?"], SamplingParams(grammar=longer), progress=False)
+
+
+def test_tool_parser() -> None:
+    manager = load("tool_parser")
+    parser: ToolParser = manager.build("tool_parser", manager.make("tool_parser", "lines"), template="")
+    reader = parser.reader({"f"}, 1, False)
+    texts = ("So:\nCALL f {", '"a": 1}\nCALL f {}\nCALL g {}\n', "CALL f x")
+    parts = [part for text in texts for part in reader.feed(text)]
+    begin = parts[1]
+    assert isinstance(begin, CallBegin)
+    assert [*parts, *reader.finish()] == [
+        Content("So:\n"),
+        CallBegin(0, begin.id, "f"),
+        CallArguments(0, '{"a": 1}'),
+        Content("CALL g {}\n"),
+        Content("CALL f x"),
+    ]
+    assert parser.frame([("f", {"type": "object"})], 1) == {
+        "any_of": [["CALL f ", {"json_schema": {"type": "object"}}, "\n"]]
+    }
+
+
+def test_reasoning_parser() -> None:
+    manager = load("reasoning_parser")
+    parser: ReasoningParser = manager.build("reasoning_parser", manager.make("reasoning_parser", "final"), template="")
+    reader = parser.reader(parser.is_open(""), PlainReader())
+    parts = [part for text in ("Hm. Ans", "wer: Yes", ".") for part in reader.feed(text)] + reader.finish()
+    assert parts == [Reasoning("Hm. "), Content(" Yes"), Content(".")]
+    cut = parser.reader(True, PlainReader())
+    assert cut.feed("Hm") + cut.finish() == [Reasoning("Hm")]
 
 
 def test_router() -> None:

@@ -21,10 +21,10 @@ class Briefed:
 
 
 class BriefedTokenizer(Tokenizer):
-    def render(self, messages, add_generation_prompt=True, chat_template_kwargs=None):
+    def render(self, messages, add_generation_prompt=True, chat_template_kwargs=None, tools=()):
         if messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self.system}, *messages]
-        return super().render(messages, add_generation_prompt, chat_template_kwargs)
+        return super().render(messages, add_generation_prompt, chat_template_kwargs, tools)
 
     def stream(self, prompt_tail, params):
         return WithoutThoughts(super().stream(prompt_tail, params))

@@ -121,9 +121,10 @@ class CheckedTemplate(ChatTemplate):
         messages: Sequence[Message],
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """Return the messages as one text: see `render_checked`."""
-        return self.render_checked(messages, add_generation_prompt, chat_template_kwargs).text
+        return self.render_checked(messages, add_generation_prompt, chat_template_kwargs, tools=tools).text
 
     def render_checked(
         self,
@@ -131,13 +132,14 @@ class CheckedTemplate(ChatTemplate):
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         replace: Replace = lambda messages, kwargs, private: None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> RenderedChat:
         """Return the messages as one text, special tokens included, and its copy with the stand-ins of ``replace``.
 
         ``add_generation_prompt`` ends the text with the beginning of an assistant message. ``chat_template_kwargs`` are
-        further variables of the template. The contents are given to the template in the client's form, as a string or
-        as a list of parts. If the template can't read this form, or writes nothing of a text, the other form is tried,
-        and then the role ``system`` for that of a ``developer``.
+        further variables of the template, and ``tools`` is one of them. The contents are given to the template in the
+        client's form, as a string or as a list of parts. If the template can't read this form, or writes nothing of a
+        text, the other form is tried, and then the role ``system`` for that of a ``developer``.
 
         Raise `InvalidRequestError` if the template raises an error, if it never reads one of the given variables or
         message fields, if it does not write a text of a message, for a role that it does not handle, or for a message
@@ -146,6 +148,7 @@ class CheckedTemplate(ChatTemplate):
         kwargs = chat_template_kwargs or {}
         self._check_variables(kwargs)
         self._check_messages(messages)
+        kwargs = {**kwargs, "tools": list(tools)} if tools else kwargs
         try:
             given = normalize(messages)
             variables = {"add_generation_prompt": add_generation_prompt, _NOW: datetime.datetime.now()}

@@ -114,14 +114,20 @@ class ExactTokenizer(Tokenizer):
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> chat.RenderedChat:
         """Return chat messages as one text: see `CheckedTemplate.render_checked` and `ClientText`."""
         kwargs = chat_template_kwargs or {}
+        if not isinstance(self.template, CheckedTemplate):
+            return super().render(messages, add_generation_prompt, kwargs, tools)
         if self._client_text is not None:
-            return self._client_text.render(messages, add_generation_prompt, kwargs)
-        if isinstance(self.template, CheckedTemplate):
-            return self.template.render_checked(messages, add_generation_prompt, kwargs)
-        return super().render(messages, add_generation_prompt, kwargs)
+            made = self._client_text.render(messages, add_generation_prompt, kwargs, tools)
+        else:
+            made = self.template.render_checked(messages, add_generation_prompt, kwargs, tools=tools)
+        if tools:
+            without = self.template.render
+            self.template.check_tools(tools, made.text, lambda: without(messages, add_generation_prompt, kwargs))
+        return made
 
     def encode_chat(self, chat: chat.RenderedChat) -> list[int]:
         """Return the token ids of rendered messages, in whose text special tokens are text: see `ClientText`."""
@@ -196,11 +202,16 @@ class ClientText:
     # ---- rendering -----------------------------------------------------------------------------------
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, kwargs: Mapping[str, Any]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        kwargs: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> RenderedChat:
         """Render messages: see `CheckedTemplate.render`. Raise `InvalidRequestError`."""
-        chat = self._template.render_checked(messages, add_generation_prompt, kwargs, self._replace)
-        if not chat.is_aligned and any(map(self._has_token, [*texts_of(normalize(messages)), *strings_of(kwargs)])):
+        chat = self._template.render_checked(messages, add_generation_prompt, kwargs, self._replace, tools)
+        client = [*texts_of(normalize(messages)), *strings_of(kwargs), *strings_of({"": list(tools)})]
+        if not chat.is_aligned and any(map(self._has_token, client)):
             raise computed_with_special_tokens()
         return chat
 

@@ -43,7 +43,17 @@ SCHEMAS = [
         "$ref": "#/$defs/node",
     },
 ]  # fmt: skip
+NODE = {"$defs": {"n": {"enum": ["x", "y"]}}, "type": "array", "items": {"$ref": "#/$defs/n"}, "maxItems": 2}
+OTHER = {"$defs": {"n": {"type": "integer", "maximum": 5}}, "$ref": "#/$defs/n"}
+CALL = ['<tool_call>\n{"name": "', {"any_of": [["f", ' "'], "größe"]}, '", ', {"json_schema": NODE}, "}"]
+FRAMES: list[Any] = [
+    "a literal text",
+    [{"json_schema": NODE}, " and ", {"json_schema": OTHER}],
+    {"repeat": CALL, "separator": "\n"},
+    {"any_of": [{"json_schema": OTHER}, {"repeat": CALL, "separator": ""}]},
+]
 GRAMMARS = [
+    *(Grammar("frame", json.dumps(frame)) for frame in FRAMES),
     *(Grammar("regex", pattern) for pattern in PATTERNS),
     *(Grammar("json_schema", json.dumps(schema)) for schema in SCHEMAS),
     Grammar("choice", json.dumps(["red", "green", "grün", "red wine", '"quoted"', "two\nlines"])),

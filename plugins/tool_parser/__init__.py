@@ -1,0 +1,1 @@
+"""How families of models write tool calls: the group ``tool_parser`` (`minisgl.server.answer.ToolParser`)."""

@@ -1,0 +1,239 @@
+"""Readers of tool calls and of reasoning: the same parts however the text is split, and no text is lost."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minisgl.plugins.http.tools import WithoutSpecial
+from minisgl.plugins.reasoning_parser.think import ThinkReader
+from minisgl.plugins.tool_parser.hermes import HermesParser, HermesReader
+from minisgl.plugins.tool_parser.llama3 import Llama3Parser, Llama3Reader
+from minisgl.plugins.tool_parser.mistral import MistralParser, MistralReader
+from minisgl.server.answer import AnswerReader, CallArguments, CallBegin, Content, Part, PlainReader, Reasoning
+from minisgl.tokenizer.chat import ChatTemplate
+
+TOOLS = frozenset({"f", "get_weather"})
+Readers = dict[str, Callable[[], AnswerReader]]
+READERS: Readers = {
+    "hermes": lambda: HermesReader(TOOLS, None),
+    "hermes once": lambda: HermesReader(TOOLS, 1),
+    "llama3": lambda: Llama3Reader(TOOLS, None),
+    "mistral": lambda: MistralReader(TOOLS, None, False),
+    "mistral forced": lambda: MistralReader(TOOLS, None, True),
+    "think": lambda: ThinkReader(False, HermesReader(TOOLS, None)),
+    "think open": lambda: ThinkReader(True, PlainReader()),
+    "special": lambda: WithoutSpecial(["<|eot|>", "<|eom|>"], PlainReader()),
+}
+F = '{"name": "f", "arguments": {"a": "}\\"{", "b": [1, {"c": null}]}}'
+ARGUMENTS = '{"a": "}\\"{", "b": [1, {"c": null}]}'
+G = '{"name": "get_weather", "arguments": {}}'
+CALL_F, CALL_G = ("f", ARGUMENTS), ("get_weather", "{}")
+
+
+def merged(parts: Sequence[Part]) -> list[Any]:
+    """Return parts as ("content", text), ("reasoning", text) and (name, arguments), with adjacent pieces joined."""
+    found: list[Any] = []
+    calls: dict[int, int] = {}
+    for part in parts:
+        match part:
+            case CallBegin(index, _, name):
+                calls[index] = len(found)
+                found.append((name, ""))
+            case CallArguments(index, text):
+                assert text
+                name, before = found[calls[index]]
+                found[calls[index]] = name, before + text
+            case Content(text) | Reasoning(text):
+                assert text
+                kind = "content" if isinstance(part, Content) else "reasoning"
+                if found and found[-1][0] == kind:
+                    found[-1] = kind, found[-1][1] + text
+                else:
+                    found.append((kind, text))
+    assert list(calls) == list(range(len(calls)))
+    return found
+
+
+def read(name: str, *pieces: str) -> list[Any]:
+    reader = READERS[name]()
+    parts = [part for piece in pieces for part in reader.feed(piece)]
+    return merged(parts + reader.finish())
+
+
+CASES: list[tuple[str, str, list[Any] | None]] = [
+    ("hermes", "Hello", [("content", "Hello")]),
+    ("hermes", f"<tool_call>\n{F}\n</tool_call>", [CALL_F]),
+    ("hermes", f"I call.\n\n<tool_call>{F}</tool_call>\n", [("content", "I call."), CALL_F]),
+    ("hermes", f"<tool_call>\n{F}\n</tool_call>\n<tool_call>\n{G}\n</tool_call>", [CALL_F, CALL_G]),
+    ("hermes", f"<tool_call>{F}</tool_call> Done.", [CALL_F, ("content", "Done.")]),
+    ("hermes", f"<tool_call>\n{F}", [CALL_F]),
+    ("hermes", f"<tool_call>\n{F}</tool", [CALL_F]),
+    ("hermes", '<tool_call>\n{"name": "f", "arguments": {"a": "x', [("f", '{"a": "x')]),
+    ("hermes", '<tool_call>{"arguments": {"é": 1}, "name": "f"}</tool_call>', [("f", '{"é": 1}')]),
+    ("hermes once", f"<tool_call>\n{F}\n</tool_call>\n<tool_call>\n{G}\n</tool_call>", [CALL_F]),
+    # no calls: all of it is content
+    ("hermes", "a < b <tool", [("content", "a < b <tool")]),
+    ("hermes", "x <tool_call> no JSON", [("content", "x <tool_call> no JSON")]),
+    ("hermes", '<tool_call>{"name": "unknown", "arguments": {}}', None),
+    ("hermes", '<tool_call>{"name": "f", "arguments": 5}</tool_call>', None),
+    ("hermes", '<tool_call>{"name": "f", "arg', None),
+    ("hermes", f"<tool_call>?<tool_call>{F}", [("content", "<tool_call>?"), CALL_F]),
+    ("llama3", '{"name": "f", "parameters": {"a": 1}}', [("f", '{"a": 1}')]),
+    ("llama3", '\n<|python_tag|>{"type": "function", "name": "f", "parameters": {}}', [("f", "{}")]),
+    ("llama3", '{"name": "f", "parameters": {}}; {"name": "f", "parameters": {"b": 2}}',
+     [("f", "{}"), ("f", '{"b": 2}')]),
+    ("llama3", '{"name": "Bob", "age": 5}', None),
+    ("llama3", '{"name": "f", "age": 5, "x": "' + "y" * 600 + '"}', None),
+    ("llama3", 'See {"name": "f", "parameters": {}}', None),
+    ("mistral", f"[TOOL_CALLS][{F}, {G}]", [CALL_F, CALL_G]),
+    ("mistral", f'[TOOL_CALLS] [{{"name": "f", "arguments": {ARGUMENTS}, "id": "abcdefghi"}}]', [CALL_F]),
+    ("mistral", f"Now:[TOOL_CALLS]f[ARGS]{ARGUMENTS}[TOOL_CALLS]get_weather[ARGS]{{}}",
+     [("content", "Now:"), CALL_F, CALL_G]),
+    ("mistral", f"[TOOL_CALLS]f{ARGUMENTS}", [CALL_F]),
+    ("mistral", f"[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{ARGUMENTS}", [CALL_F]),
+    ("mistral", "[TOOL_CALLS]unknown[ARGS]{}", None),
+    ("mistral", "[TOOL_CALLS][5]", None),
+    ("mistral forced", f"[{F}, {G}]", [CALL_F, CALL_G]),
+    ("think", "<think>\nHm.\n</think>\n\nYes.", [("reasoning", "Hm."), ("content", "Yes.")]),
+    ("think", "\n\n<think>\n\n</think>\n\nYes.", [("content", "Yes.")]),
+    ("think", "Yes <think>", [("content", "Yes <think>")]),
+    ("think", f"<think>a <tool_call></think><tool_call>{F}</tool_call>", [("reasoning", "a <tool_call>"), CALL_F]),
+    ("think", "<think>cut </thi", [("reasoning", "cut </thi")]),
+    ("think open", "Hm.\n</think>\nYes.", [("reasoning", "Hm."), ("content", "Yes.")]),
+    ("think open", "<think>Hm.</think>Yes.", [("reasoning", "Hm."), ("content", "Yes.")]),
+    ("think open", "Hm", [("reasoning", "Hm")]),
+    ("special", "a<|eot|>b<|eo", [("content", "ab<|eo")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "expected"), CASES)
+def test_whole_and_split(name: str, text: str, expected: list[Any] | None) -> None:
+    """The parts are those of the whole text for each split into two and into single characters, and for some others."""
+    want = [("content", text)] if expected is None else expected
+    assert read(name, text) == want
+    assert read(name, *text) == want
+    for i in range(len(text) + 1):
+        assert read(name, text[:i], text[i:]) == want, (text[:i], text[i:])
+    if len(text) < 90:
+        for i, j in itertools.combinations(range(len(text) + 1), 2):
+            assert read(name, text[:i], text[i:j], text[j:]) == want, (text[:i], text[i:j], text[j:])
+
+
+PIECES = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<think>", "</think>", F, G, "{",
+          "}", '{"name": "f", "', 'arguments": {', 'parameters": {', "[", "]", ",", ";", " ", "\n", "f", "text", '"',
+          "\\", "<|eot|>", "<|e"]  # fmt: skip
+
+
+@given(st.sampled_from(sorted(READERS)), st.lists(st.sampled_from(PIECES), max_size=9), st.data())
+def test_any_text_split_anywhere(name: str, pieces: list[str], data: st.DataObject) -> None:
+    """A text of the marks of all families in any order: no error, and the same parts for any split."""
+    text = "".join(pieces)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    bounds = [0, *cuts, len(text)]
+    assert read(name, *(text[a:b] for a, b in itertools.pairwise(bounds))) == read(name, text) == read(name, *text)
+
+
+def test_a_long_call_without_a_name() -> None:
+    """A call whose head is wrong is held back to its end, and is then content."""
+    reader = HermesReader(TOOLS, None)
+    text = '<tool_call>{"other": "' + "x" * 200_000
+    assert [part for i in range(0, len(text), 50) for part in reader.feed(text[i : i + 50])] == []
+    assert merged(reader.finish()) == [("content", text)]
+
+
+# ---- templates ---------------------------------------------------------------------------------------------
+
+HERMES_TEMPLATE = """{%- for message in messages %}
+{%- if message.content %}{{- message.content + '\n' }}{%- endif %}
+{%- for call in message.tool_calls or [] %}
+    {%- if call.function %}{%- set call = call.function %}{%- endif %}
+    {{- '<tool_call>\n{"name": "' + call.name + '", "arguments": ' + call.arguments | tojson + '}\n</tool_call>\n' }}
+{%- endfor %}{%- endfor %}"""
+LLAMA3_TEMPLATE = """{%- for message in messages %}{%- set call = message.tool_calls[0].function %}
+{{- '{"name": "' + call.name + '", "parameters": ' + call.arguments | tojson + '}' }}{%- endfor %}"""
+MISTRAL_TEMPLATE = """{%- for message in messages %}{{- '[TOOL_CALLS] [' }}
+{%- for call in message.tool_calls %}{%- set out = call.function | tojson %}
+    {{- out[:-1] + ', "id": "' + call.id + '"}' }}{{- ', ' if not loop.last }}
+{%- endfor %}{{- ']' }}{%- endfor %}"""
+TEKKEN_TEMPLATE = """{%- for message in messages %}{%- for call in message.tool_calls %}
+{{- '[TOOL_CALLS]' + call.function.name + '[ARGS]' + call.function.arguments | tojson }}{%- endfor %}{%- endfor %}"""
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "template", "most"),
+    [
+        ("hermes", HERMES_TEMPLATE, 3),
+        ("llama3", LLAMA3_TEMPLATE, 1),
+        ("mistral", MISTRAL_TEMPLATE, 3),
+        ("mistral", TEKKEN_TEMPLATE, 3),
+    ],
+)
+@given(
+    calls=st.lists(
+        st.tuples(st.sampled_from(sorted(TOOLS)), st.dictionaries(st.text(max_size=5), VALUES)), min_size=1, max_size=3
+    )
+)
+def test_calls_that_a_template_writes_are_read(
+    name: str, template: str, most: int, calls: list[tuple[str, dict[str, Any]]]
+) -> None:
+    """A message with calls, as its template renders it, is read as the same calls."""
+    calls = calls[:most]
+    functions = [{"name": name, "arguments": json.dumps(arguments)} for name, arguments in calls]
+    message = {
+        "role": "assistant",
+        "tool_calls": [{"id": "abcdefghi", "type": "function", "function": each} for each in functions],
+    }
+    text = ChatTemplate(template).render([message], add_generation_prompt=False)
+    assert [(name, json.loads(arguments)) for name, arguments in read(name, *text)] == calls
+
+
+def test_ids() -> None:
+    """Ids differ, and those of Mistral's family have the only form that its templates accept."""
+    ids = set()
+    for make in (READERS["hermes"], READERS["mistral"]):
+        for _ in range(20):
+            reader = make()
+            text = f"[TOOL_CALLS][{F}]" if isinstance(reader, MistralReader) else f"<tool_call>{F}"
+            begin = reader.feed(text)[0]
+            assert isinstance(begin, CallBegin)
+            ids.add(begin.id)
+            if isinstance(reader, MistralReader):
+                assert len(begin.id) == 9
+                assert begin.id.isalnum()
+            else:
+                assert begin.id.startswith("call_")
+    assert len(ids) == 40
+
+
+@pytest.mark.parametrize("parser", [HermesParser(), Llama3Parser(), MistralParser()])
+def test_frames_are_read(parser: Any) -> None:
+    """The shortest answer of a frame is one call, which the reader reads."""
+
+    def shortest(frame: Any) -> str:
+        match frame:
+            case str():
+                return frame
+            case list():
+                return "".join(map(shortest, frame))
+            case {"any_of": parts}:
+                return shortest(parts[-1])
+            case {"repeat": part}:
+                return shortest(part)
+        return '{"a": 1}'
+
+    for most in (1, None):
+        frame = parser.frame([("f", {"type": "object"}), ("get_weather", {"type": "object"})], most)
+        reader = parser.reader(TOOLS, most, True)
+        assert merged([*reader.feed(shortest(frame)), *reader.finish()]) == [("get_weather", '{"a": 1}')]
