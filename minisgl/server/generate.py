@@ -210,8 +210,6 @@ def _usage(prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
 
 
 def chat_logprobs(choice: Choice) -> dict[str, Any]:
-    """Return the log-probabilities of a choice in the form of chats."""
-
     def entry(token: TokenLogprob) -> dict[str, Any]:
         return {"token": token.text, "logprob": max(token.logprob, MIN_LOGPROB), "bytes": list(token.raw)}
 

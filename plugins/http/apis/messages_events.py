@@ -54,8 +54,8 @@ class Blocks:
                 case Reasoning(text):
                     events += self._text("thinking", "thinking", text)
                 case CallBegin(_, call_id, name):
-                    self._arguments = ""
                     events += self._begin({"type": "tool_use", "id": call_id, "name": name, "input": {}})
+                    self._arguments = ""
                 case CallArguments(_, text):
                     self._arguments += text
                     events += [self._delta({"type": "input_json_delta", "partial_json": text})]

@@ -146,8 +146,8 @@ class Items:
         added = {**item, "content": []} if "content" in item else dict(item)
         return [self._item_event("response.output_item.added", added)]
 
-    def _of(self, item: dict[str, Any], name: str, **fields: Any) -> Event:
-        return {"type": name, "item_id": item["id"], "output_index": len(self.items) - 1, **fields}
+    def _of(self, item: dict[str, Any], event: str, /, **fields: Any) -> Event:
+        return {"type": event, "item_id": item["id"], "output_index": len(self.items) - 1, **fields}
 
     def _item_event(self, name: str, item: dict[str, Any]) -> Event:
         return {"type": name, "output_index": len(self.items) - 1, "item": item}
