@@ -26,10 +26,11 @@ def mask_tokens(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
     ``rows`` int32 [masks] lists the rows of logits that have a mask. Bit t % 32 of ``bits[i, t // 32]`` is 1 if row
     ``rows[i]`` may have token t: ``bits`` is int32 [masks, ceil(vocab / 32)] (xgrammar's format).
     """
-    shifts = torch.arange(32, dtype=torch.int32, device=logits.device)
+    shifts = torch.arange(8, dtype=torch.uint8, device=logits.device)
     block = max(1, MASK_BYTES // (bits.shape[1] * 32 * 4))
     for some, words in zip(rows.split(block), bits.split(block), strict=True):
-        forbidden = (words[:, :, None] >> shifts & 1).flatten(1)[:, : logits.shape[1]] == 0
+        octets = words.view(torch.uint8)  # token t is bit t % 8 of octet t // 8, on a little-endian machine
+        forbidden = (octets[:, :, None] >> shifts & 1).flatten(1)[:, : logits.shape[1]] == 0
         logits.index_copy_(0, some.long(), logits.index_select(0, some).masked_fill_(forbidden, -torch.inf))
 
 

@@ -299,19 +299,22 @@ def token_masks(launched: InFlightStep, vocab_size: int) -> TokenMasks:
     """
     step = launched.step
     ends = np.cumsum(step.num_scheduled_tokens).tolist()
-    positions = [np.empty(0, np.int32)]
     masks = [np.empty((0, -(-vocab_size // 32)), np.int32)]
+    places: list[tuple[int, int, int]] = []  # of each mask: the row, and its position in the row and in the step
     first = 0
     for row, (req, n) in enumerate(zip(launched.reqs, step.num_sampled_tokens.tolist(), strict=True)):
         if n and req.constraint is not None:  # the request has not ended meanwhile
-            allowed = req.constraint.masks(step.input_ids[ends[row] - n + 1 : ends[row]].tolist())
-            if not (possible := allowed.any(axis=1)).all():
-                launched.dead_ends[row] = count = int(possible.argmin())
-                allowed = allowed[:count]
-            masks.append(allowed)
-            positions.append(np.arange(first, first + len(allowed), dtype=np.int32))
+            masks.append(req.constraint.masks(step.input_ids[ends[row] - n + 1 : ends[row]].tolist()))
+            places += [(row, k, first + k) for k in range(n)]
         first += n
-    return TokenMasks(np.concatenate(positions), np.concatenate(masks))
+    bits, dead_ends = np.concatenate(masks), launched.dead_ends
+    for index in np.flatnonzero(~bits.any(axis=1)).tolist():
+        row, position, _ = places[index]
+        dead_ends.setdefault(row, position)
+    if dead_ends:
+        kept = [i for i, (row, position, _) in enumerate(places) if position < dead_ends.get(row, position + 1)]
+        bits, places = bits[kept], [places[i] for i in kept]
+    return TokenMasks(np.array([place[2] for place in places], np.int32), bits)
 
 
 def _first_stop(req: Req, run: Sequence[int]) -> int | None:

@@ -97,8 +97,8 @@ class _Later(Constraint):
         self._made, self._vocab_size = made, vocab_size
         self._failed = False
 
-    def _call(self, name: str, given: Any, otherwise: Any) -> Any:
-        """Return ``name(given)`` of the matcher, or ``otherwise`` if it has failed."""
+    def _call(self, name: str, given: Any) -> Any:
+        """Return ``name(given)`` of the matcher, or None if it has failed."""
         if not self._failed:
             try:
                 return getattr(self._made.result(), name)(given)
@@ -107,23 +107,20 @@ class _Later(Constraint):
             except BaseException:  # a panic in Rust is no Exception
                 log.exception("A grammar failed. Its request ends with an error.")
                 self._failed = True
-        return otherwise
+        return None
 
     def advance(self, tokens: Sequence[int]) -> None:
-        self._call("advance", tokens, None)
+        self._call("advance", tokens)
 
     def masks(self, drafts: Sequence[int]) -> I32:
-        nothing = np.zeros((1 + len(drafts), -(-self._vocab_size // 32)), np.int32)
-        found: I32 = self._call("masks", drafts, nothing)
-        return found
+        found: I32 | None = self._call("masks", drafts)
+        return np.zeros((1 + len(drafts), -(-self._vocab_size // 32)), np.int32) if found is None else found
 
     def allowed(self, drafts: Sequence[int]) -> int:
-        count: int = self._call("allowed", drafts, 0)
-        return count
+        return self._call("allowed", drafts) or 0
 
     def forced(self, count: int) -> Sequence[int]:
-        tokens: Sequence[int] = self._call("forced", count, ())
-        return tokens
+        return self._call("forced", count) or ()
 
 
 def masks_with_rollback(
@@ -134,6 +131,8 @@ def masks_with_rollback(
     ``consume(token)`` returns False, and changes nothing, if the grammar forbids the token. The masks after it are
     those before it: they have no effect.
     """
+    if not drafts:
+        return mask()[None]
     found, consumed = [mask()], 0
     for draft in drafts:
         if consumed == len(found) - 1 and consume(draft):

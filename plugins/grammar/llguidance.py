@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections import OrderedDict
@@ -45,6 +46,8 @@ MAX_SECONDS = 1.0
 """The largest processor time to compile a grammar and to find the first tokens. Its limits do not cover all work."""
 KEPT_GRAMMARS = 32
 """The number of compiled grammars that are kept for further requests."""
+KEPT_TEXTS, SHORT = 4096, 512
+"""The number of texts whose tokens are kept, and the largest number of characters of such a text."""
 MAX_MULTIPLE = 10_000
 """The largest ``multipleOf``, without its decimal point: it takes as many states."""
 
@@ -70,8 +73,13 @@ class _Vocabulary:
         self._tokenizer = tokenizer
         self.eos_token_id, self.bos_token_id, self.tokens = end_id, None, list(tokens)
         self.special_token_ids = [token for token, data in enumerate(tokens) if not data]
+        self._encode = functools.lru_cache(KEPT_TEXTS)(self._encode_new)
 
     def __call__(self, text: str) -> list[int]:
+        # Where only one text is possible, each of its tokens asks for the tokens of the rest, in each answer again.
+        return self._encode(text) if len(text) <= SHORT else self._encode_new(text)
+
+    def _encode_new(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
 
