@@ -1,5 +1,6 @@
 """Generator of the docs' reference pages: `python -m minisgl.chapters.site.reference docs/reference`.
 
+`compatibility.md` is made by `minisgl.chapters.site.compatibility`.
 `options.md` is generated from the dataclasses of the options, and `hooks.md` from `minisgl/hooks.py` and the example
 plugins in `docs/examples/hooks/` and `docs/examples/parts/`. A test fails if a page in the docs differs from the
 generated page.
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from minisgl import hooks
+from minisgl.chapters.site import compatibility
 from minisgl.config import GROUPS
 from minisgl.options.describe import PRESETS, Option, core_options, options_of
 from minisgl.plugin_manager.discovery import HOOKS
@@ -26,7 +28,8 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples" / "hooks"
 
 def pages() -> dict[str, str]:
     """Return the reference pages of the built-in plugins: file name → content."""
-    return {"options.md": options_page(PluginManager.load(light=True)), "hooks.md": hooks_page()}
+    options = options_page(PluginManager.load(light=True))
+    return {"options.md": options, "hooks.md": hooks_page(), "compatibility.md": compatibility.page()}
 
 
 def options_page(manager: PluginManager) -> str:
