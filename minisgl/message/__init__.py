@@ -69,7 +69,8 @@ class ChatPrompt(msgspec.Struct, tag="chat"):
     ``messages`` are dictionaries with ``role`` and ``content``, as in the OpenAI API. ``add_generation_prompt`` ends
     the rendered text with the beginning of an assistant message. ``chat_template_kwargs`` are further template
     variables. ``tools`` are the tools of which the template tells the model, in the OpenAI API's form.
-    ``num_kept_tokens`` is that of `TextPrompt`.
+    ``num_kept_tokens`` is that of `TextPrompt`. ``optional_kwargs`` are template variables for a template that
+    reads them.
     """
 
     messages: list[dict[str, Any]]
@@ -77,6 +78,7 @@ class ChatPrompt(msgspec.Struct, tag="chat"):
     chat_template_kwargs: dict[str, Any] = {}
     tools: list[dict[str, Any]] = []
     num_kept_tokens: int = 0
+    optional_kwargs: dict[str, Any] = {}
 
 
 Prompt: TypeAlias = TextPrompt | TokensPrompt | ChatPrompt

@@ -193,6 +193,7 @@ class ChatRequest(GenerateRequest, kw_only=True):
     tools: list[dict[str, Any]] = []
     tool_choice: Any = None
     add_generation_prompt: bool = True
+    reasoning_effort: str | None = None
     parallel_tool_calls: bool = True
 
     @property
@@ -224,7 +225,9 @@ class ChatRequest(GenerateRequest, kw_only=True):
         """Return the messages as a prompt, with the tools unless none may be called. Raise `ApiError`."""
         prompt = chat_prompt(self.messages, self.add_generation_prompt, self.chat_template_kwargs)
         tools = [] if self.tool_choice == "none" else self.tools
-        return msgspec.structs.replace(prompt, num_kept_tokens=self.num_kept_tokens, tools=tools)
+        optional = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        kept = self.num_kept_tokens
+        return msgspec.structs.replace(prompt, num_kept_tokens=kept, tools=tools, optional_kwargs=optional)
 
 
 # ---- parsing ---------------------------------------------------------------------------------------

@@ -266,6 +266,7 @@ class TextWorker:
             case ChatPrompt():
                 if self._tokenizer is None:
                     raise InvalidRequestError("messages", "This model has no tokenizer, so it can't chat.")
+                prompt = with_read_variables(prompt, self._tokenizer)
                 check_chat_size(
                     prompt.messages,
                     {**prompt.chat_template_kwargs, "tools": prompt.tools},
@@ -303,3 +304,11 @@ class TextWorker:
             reply = failed(Finished(uid, "error", error=f"The tokenizer failed: {type(error).__name__}: {error}"))
         if reply is not None:
             self._to_api(reply)
+
+
+def with_read_variables(prompt: ChatPrompt, tokenizer: Tokenizer) -> ChatPrompt:
+    """Return a chat whose template variables include those of its ``optional_kwargs`` that the template reads."""
+    if not prompt.optional_kwargs or tokenizer.template is None:
+        return prompt
+    read = {k: value for k, value in prompt.optional_kwargs.items() if k in tokenizer.template.variables}
+    return msgspec.structs.replace(prompt, chat_template_kwargs={**read, **prompt.chat_template_kwargs})

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.sandbox
 from jinja2 import nodes
 from jinja2.parser import Parser
@@ -76,7 +77,8 @@ class RaisedByTemplate(jinja2.TemplateError):
 class ChatTemplate:
     """A compiled chat template. The constructor raises ValueError if ``source`` is not valid Jinja.
 
-    ``special_tokens`` are variables of the template, such as ``bos_token``.
+    ``special_tokens`` are variables of the template, such as ``bos_token``. ``variables`` are the names of all
+    variables that the template reads.
     """
 
     def __init__(
@@ -88,7 +90,9 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens or {})
         self._writes_tools = False  # whether a chat had another text with tools than without
         try:
-            self._template = (environment or make_environment()).from_string(source)
+            environment = environment or make_environment()
+            self._template = environment.from_string(source)
+            self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"the chat template is not valid Jinja: line {error.lineno}: {error.message}") from error
 

@@ -81,7 +81,6 @@ REFUSED: Mapping[str, Refusal] = MappingProxyType(
         "no_stop_trim": Refusal("use include_stop_str_in_output", (False,)),
         "prediction": Refusal("drafts come from the option speculation of the server"),
         "prompt_embeds": Refusal("a prompt is a text or token ids"),
-        "reasoning_effort": Refusal("use chat_template_kwargs if the model's chat template has such a variable"),
         "request_id": Refusal("send the header X-Request-Id"),
         "return_cached_tokens_details": Refusal("the usage has the number of cached tokens", (False,)),
         "return_hidden_states": Refusal("hidden states stay in the engine", (False,)),
@@ -112,6 +111,7 @@ REFUSED_OF: Mapping[type[msgspec.Struct], Mapping[str, Refusal]] = MappingProxyT
             "add_special_tokens": Refusal("the chat template writes them", (False,)),
         },
         CompletionRequest: {
+            "reasoning_effort": Refusal("it belongs to a chat"),
             "add_generation_prompt": Refusal("it belongs to a chat"),
             "add_special_tokens": Refusal("give the prompt as token ids", (True,)),
             "parallel_tool_calls": Refusal("it belongs to a chat", (True, False)),

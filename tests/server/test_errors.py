@@ -117,7 +117,7 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "no output": (PLAIN, {"prompt": "a", "max_tokens": 0}, "max_tokens"),
     "best_of": (PLAIN, {"prompt": "a", "best_of": 2}, "best_of"),
     "suffix": (PLAIN, {"prompt": "a", "suffix": "z"}, "suffix"),
-    "reasoning_effort": (CHAT, {"messages": USER, "reasoning_effort": "high"}, "reasoning_effort"),
+    "reasoning_effort": (CHAT, {"messages": USER, "reasoning_effort": 5}, "reasoning_effort"),
     "a length below min_tokens": (PLAIN, {"prompt": "a", "min_tokens": 17}, "min_tokens"),
     "a part of stream_options": (
         PLAIN, {"prompt": "a", "stream": True, "stream_options": {"include_obfuscation": True}},

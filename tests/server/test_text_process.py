@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -36,8 +37,9 @@ from minisgl.message import (
     unpack_ids,
 )
 from minisgl.plugins.tokenizer.exact.tokenizer import BEGIN_CHARS_PER_TOKEN, ExactTokenizer
-from minisgl.server.text_process import TextWorker, warm_up
+from minisgl.server.text_process import TextWorker, warm_up, with_read_variables
 from minisgl.tokenizer import Tokenizer
+from minisgl.tokenizer.chat import ChatTemplate
 from minisgl.tokenizer.tokenizer import MAX_CHARS_PER_TOKEN
 from minisgl.utils.log import JsonFormatter
 
@@ -397,3 +399,15 @@ def test_the_first_request_does_no_more_work_than_the_next(tiny: Path, warm: boo
 def test_a_warm_up_without_tokenizer_or_template(tokenizer: Tokenizer) -> None:
     warm_up(None)
     warm_up(Tokenizer(tokenizer.raw))
+
+
+def test_variables_that_only_some_templates_read(tokenizer: Tokenizer) -> None:
+    """``reasoning_effort`` is a variable of a template that reads it, and without effect for any other."""
+    prompt = ChatPrompt([], optional_kwargs={"reasoning_effort": "high", "mood": "good"}, chat_template_kwargs={"x": 1})
+    assert with_read_variables(prompt, tokenizer).chat_template_kwargs == {"x": 1}
+    tokenizer = Tokenizer(tokenizer.raw, ChatTemplate("Effort: {{ reasoning_effort }}"))
+    read = with_read_variables(prompt, tokenizer).chat_template_kwargs
+    assert read == {"x": 1, "reasoning_effort": "high"}
+    given = msgspec.structs.replace(prompt, chat_template_kwargs={"reasoning_effort": "low"})
+    assert with_read_variables(given, tokenizer).chat_template_kwargs == {"reasoning_effort": "low"}
+    assert tokenizer.render([], True, read).text == "Effort: high"
