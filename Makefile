@@ -81,6 +81,8 @@ check-clients: $(TOOLS) $(ENVIRONMENTS) $(CLIENTS)/node_modules/.package-lock.js
 
 .venv-clients/%/.installed: $(CLIENTS)/requirements/%.txt
 	$(PYTHON) -m venv $(@D)
+	@[ $* != engine ] || $(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > \
+	  $$($(@D)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/minisgl.pth
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 

@@ -19,6 +19,13 @@ WORKS = {
     "chat": "chat",
     "stream": "streaming",
     "schema": "structured output",
+    "tools": "tools",
+    "agent": "a whole turn with a tool",
+    "responses": "the Responses API",
+    "schema_by_tool": "structured output by a tool",
+    "loglikelihood": "log-likelihoods",
+    "completion": "completions",
+    "measured_chat": "measuring chats",
 }
 """Case → its name in the table, for the cases that the table names."""
 

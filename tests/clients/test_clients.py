@@ -37,6 +37,33 @@ def begins_object(value: Any, answer: str) -> None:
     assert re.match(r'\{("|\}$)', value), value  # `max_tokens` may cut it
 
 
+def is_call(value: Any, answer: str) -> None:
+    assert value["name"] == "add"
+    assert value["arguments"]["a"] in (1, 2) and value["arguments"]["b"] in (3, 4)
+
+
+def is_turn(value: Any, answer: str) -> None:
+    """Check a tool's call, and the text that follows its result."""
+    is_call(value["call"], answer)
+    assert value["text"]
+
+
+def is_text(value: Any, answer: str) -> None:
+    assert isinstance(value, str) and value
+
+
+def is_close(value: Any, answer: str) -> None:
+    assert value < 1e-3
+
+
+def is_refused(value: Any, answer: str) -> None:
+    assert value == "refused"
+
+
+def is_measured(value: Any, answer: str) -> None:
+    assert value == [8, 8, 8]
+
+
 CHECKS: dict[str, Check] = {
     "chat": is_answer,
     "stream": is_answer,
@@ -44,6 +71,18 @@ CHECKS: dict[str, Check] = {
     "schema": is_person,
     "streamed_schema": is_person,
     "json_object": begins_object,
+    "schema_by_tool": is_person,
+    "schema_by_strict_tool": is_person,
+    "responses_schema": is_person,
+    "responses": is_answer,
+    "tools": is_call,
+    "named_tool": is_call,
+    "streamed_tools": is_call,
+    "agent": is_turn,
+    "context_overflow": is_refused,
+    "loglikelihood": is_close,
+    "completion": is_text,
+    "measured_chat": is_measured,
 }
 """Case → the check of the value that it reports."""
 

@@ -2,8 +2,9 @@
 
 from typing import Any, Literal
 
-from cases import KEY, MODEL, QUESTION, URL, case, run
+from cases import KEY, MODEL, QUESTION, URL, called, case, run
 from inspect_ai.model import GenerateConfig, ResponseSchema, get_model
+from inspect_ai.tool import tool
 from inspect_ai.util import json_schema
 from pydantic import BaseModel
 
@@ -32,6 +33,27 @@ async def schema() -> Any:
     format_ = ResponseSchema(name="person", json_schema=json_schema(Person))
     answer = await model(response_schema=format_).generate(QUESTION)
     return Person.model_validate_json(answer.completion).model_dump()
+
+
+@tool
+def add() -> Any:
+    async def execute(a: Literal[1, 2], b: Literal[3, 4]) -> int:
+        """Add two numbers.
+
+        Args:
+            a: The first number.
+            b: The second number.
+        """
+        return a + b
+
+    return execute
+
+
+@case
+async def tools() -> Any:
+    answer = await model(parallel_tool_calls=False).generate(QUESTION, tools=[add()], tool_choice="any")
+    (call,) = answer.message.tool_calls
+    return called(call.function, call.arguments)
 
 
 run()

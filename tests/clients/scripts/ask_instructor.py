@@ -5,7 +5,7 @@ from typing import Any
 
 import instructor
 import openai
-from cases import KEY, MODEL, URL, USER, Person, case, run
+from cases import KEY, MODEL, QUESTION, URL, USER, Person, case, run
 from instructor.core import IncompleteOutputException, InstructorRetryException
 
 client = openai.OpenAI(base_url=URL, api_key=KEY, max_retries=0)
@@ -32,6 +32,23 @@ def json_object() -> Any:
     with contextlib.suppress(IncompleteOutputException, InstructorRetryException):
         patched.chat.completions.create(**given, max_retries=0)
     return texts[0]
+
+
+@case
+def schema_by_tool() -> Any:
+    return ask(instructor.Mode.TOOLS)
+
+
+@case
+def schema_by_strict_tool() -> Any:
+    return ask(instructor.Mode.TOOLS_STRICT)
+
+
+@case
+def responses_schema() -> Any:
+    patched = instructor.from_openai(client, mode=instructor.Mode.RESPONSES_TOOLS)
+    given: dict[str, Any] = {"model": MODEL, "input": QUESTION, "max_output_tokens": 200, "response_model": Person}
+    return patched.responses.create(**given, max_retries=0).model_dump()
 
 
 run()

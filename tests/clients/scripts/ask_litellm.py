@@ -3,7 +3,7 @@
 from typing import Any
 
 import litellm
-from cases import KEY, MODEL, URL, USER, Person, case, run
+from cases import ADD, KEY, MODEL, URL, USER, Person, called, case, run
 
 given: dict[str, Any] = {"model": f"openai/{MODEL}", "api_base": URL, "api_key": KEY, "messages": USER}
 
@@ -34,6 +34,31 @@ def json_object() -> Any:
 @case
 def vllm_provider() -> Any:
     return litellm.completion(**given | {"model": f"hosted_vllm/{MODEL}"}, temperature=0).choices[0].message.content
+
+
+@case
+def tools() -> Any:
+    answer = litellm.completion(**given, max_tokens=100, tools=[ADD], tool_choice="required", parallel_tool_calls=False)
+    (call,) = answer.choices[0].message.tool_calls
+    return called(call.function.name, call.function.arguments)
+
+
+@case
+def streamed_tools() -> Any:
+    chunks = litellm.completion(
+        **given, max_tokens=100, tools=[ADD], tool_choice="required", parallel_tool_calls=False, stream=True
+    )
+    (call,) = litellm.stream_chunk_builder(list(chunks)).choices[0].message.tool_calls
+    return called(call.function.name, call.function.arguments)
+
+
+@case
+def context_overflow() -> Any:
+    long = [{"role": "user", "content": "word " * 4000}]
+    try:
+        litellm.completion(**given | {"messages": long})
+    except litellm.ContextWindowExceededError:
+        return "refused"
 
 
 run()

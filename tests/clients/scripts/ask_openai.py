@@ -3,7 +3,7 @@
 from typing import Any
 
 import openai
-from cases import KEY, MODEL, URL, USER, Person, case, run
+from cases import ADD, KEY, MODEL, URL, USER, Person, called, case, run
 
 client = openai.OpenAI(base_url=URL, api_key=KEY, max_retries=0)
 
@@ -41,6 +41,39 @@ def streamed_schema() -> Any:
         parsed = stream.get_final_completion().choices[0].message.parsed
     assert isinstance(parsed, Person)
     return parsed.model_dump()
+
+
+@case
+def tools() -> Any:
+    answer = client.chat.completions.create(
+        model=MODEL, messages=USER, max_tokens=100, tools=[ADD], tool_choice="required", parallel_tool_calls=False
+    )
+    assert answer.choices[0].finish_reason == "tool_calls"
+    (call,) = answer.choices[0].message.tool_calls or []
+    return called(call.function.name, call.function.arguments)
+
+
+@case
+def streamed_tools() -> Any:
+    with client.chat.completions.stream(
+        model=MODEL, messages=USER, max_tokens=100, tools=[ADD], tool_choice="required", parallel_tool_calls=False
+    ) as stream:
+        pieces = [event.arguments_delta for event in stream if event.type == "tool_calls.function.arguments.delta"]
+        (call,) = stream.get_final_completion().choices[0].message.tool_calls or []
+    assert "".join(pieces) == call.function.arguments
+    return called(call.function.name, call.function.arguments)
+
+
+@case
+def agent() -> Any:
+    """Call a tool, send its result back, and get an answer."""
+    given: dict[str, Any] = {"model": MODEL, "max_tokens": 100, "tools": [ADD]}
+    first = client.chat.completions.create(**given, messages=USER, tool_choice="required", parallel_tool_calls=False)
+    message = first.choices[0].message
+    (call,) = message.tool_calls or []
+    result = {"role": "tool", "tool_call_id": call.id, "content": "5"}
+    second = client.chat.completions.create(**given, messages=[*USER, message, result], tool_choice="none")
+    return {"call": called(call.function.name, call.function.arguments), "text": second.choices[0].message.content}
 
 
 run()

@@ -1,9 +1,17 @@
 """The package ``openai-agents``."""
 
-from typing import Any
+from typing import Any, Literal
 
-from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, Runner, set_tracing_disabled
-from cases import KEY, MODEL, QUESTION, URL, Person, case, run
+from agents import (
+    Agent,
+    ModelSettings,
+    OpenAIChatCompletionsModel,
+    OpenAIResponsesModel,
+    Runner,
+    function_tool,
+    set_tracing_disabled,
+)
+from cases import KEY, MODEL, QUESTION, URL, Person, called, case, run
 from openai import AsyncOpenAI
 
 set_tracing_disabled(True)
@@ -32,6 +40,36 @@ async def stream() -> Any:
 @case
 async def schema() -> Any:
     agent = Agent("a", model=model(), model_settings=settings, output_type=Person)
+    return (await Runner.run(agent, QUESTION)).final_output.model_dump()
+
+
+@case
+async def agent() -> Any:
+    """Call a tool and answer: the library forces a call in the first turn only."""
+    calls = []
+
+    @function_tool
+    def add(a: Literal[1, 2], b: Literal[3, 4]) -> int:
+        """Add two numbers."""
+        calls.append(called("add", {"a": a, "b": b}))
+        return a + b
+
+    forced = ModelSettings(temperature=0, max_tokens=100, tool_choice="required", parallel_tool_calls=False)
+    ran = await Runner.run(Agent("a", model=model(), model_settings=forced, tools=[add]), QUESTION, max_turns=3)
+    return {"call": calls[0], "text": ran.final_output}
+
+
+@case
+async def responses() -> Any:
+    client = AsyncOpenAI(base_url=URL, api_key=KEY, max_retries=0)
+    agent = Agent("a", model=OpenAIResponsesModel(MODEL, client), model_settings=settings)
+    return (await Runner.run(agent, QUESTION)).final_output
+
+
+@case
+async def responses_schema() -> Any:
+    client = AsyncOpenAI(base_url=URL, api_key=KEY, max_retries=0)
+    agent = Agent("a", model=OpenAIResponsesModel(MODEL, client), model_settings=settings, output_type=Person)
     return (await Runner.run(agent, QUESTION)).final_output.model_dump()
 
 

@@ -1,10 +1,10 @@
 """The package ``pydantic-ai``."""
 
-from typing import Any
+from typing import Any, Literal
 
-from cases import KEY, MODEL, QUESTION, URL, Person, case, run
-from pydantic_ai import Agent, ModelSettings, NativeOutput
-from pydantic_ai.models.openai import OpenAIChatModel
+from cases import KEY, MODEL, QUESTION, URL, Person, called, case, run
+from pydantic_ai import Agent, ModelSettings, NativeOutput, ToolOutput
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 settings = ModelSettings(temperature=0, max_tokens=100)
@@ -29,6 +29,30 @@ async def stream() -> Any:
 @case
 async def schema() -> Any:
     return (await agent(output_type=NativeOutput(Person)).run(QUESTION)).output.model_dump()
+
+
+@case
+async def schema_by_tool() -> Any:
+    return (await agent(output_type=Person).run(QUESTION)).output.model_dump()
+
+
+@case
+async def tools() -> Any:
+    """End with a function: a call is forced because the agent may not answer with text."""
+    calls = []
+
+    def end(a: Literal[1, 2], b: Literal[3, 4]) -> int:
+        calls.append(called("add", {"a": a, "b": b}))
+        return a + b
+
+    await agent(output_type=ToolOutput(end, name="add")).run(QUESTION)
+    return calls[0]
+
+
+@case
+async def responses() -> Any:
+    model = OpenAIResponsesModel(MODEL, provider=OpenAIProvider(base_url=URL, api_key=KEY))
+    return (await Agent(model, model_settings=settings).run(QUESTION)).output
 
 
 run()

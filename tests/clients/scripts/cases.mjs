@@ -9,6 +9,8 @@ export const QUESTION = "What is a KV cache?";
 export const USER = [{ role: "user", content: QUESTION }];
 export const Person = z.object({ name: z.string().max(8), age: z.number().int().min(0).max(9) });
 
+export const Add = z.object({ a: z.literal([1, 2]), b: z.literal([3, 4]) });
+
 /** Run all cases, or those that the command line names after the file, and write the results to the file. */
 export async function run(cases) {
   const [file, ...names] = process.argv.slice(2);

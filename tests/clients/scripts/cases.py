@@ -14,16 +14,29 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-__all__ = ["KEY", "MODEL", "QUESTION", "URL", "USER", "Person", "case", "run"]
+__all__ = ["ADD", "KEY", "MODEL", "QUESTION", "URL", "USER", "Person", "add", "called", "case", "run"]
 
 URL = os.environ["MINISGL_URL"] + "/v1"
 MODEL, KEY = "tutor", "none"
 QUESTION = "What is a KV cache?"
 USER: list[Any] = [{"role": "user", "content": QUESTION}]
+ADD: Any = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add two numbers.",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"enum": [1, 2]}, "b": {"enum": [3, 4]}},
+            "required": ["a", "b"],
+        },
+    },
+}
+"""A tool with bounded arguments, so that every call ends soon."""
 _CASES: dict[str, Callable[[], Any]] = {}
 
 
@@ -32,6 +45,21 @@ class Person(BaseModel):
 
     name: str = Field(max_length=8)
     age: int = Field(ge=0, le=9)
+
+
+def add(a: Literal[1, 2], b: Literal[3, 4]) -> int:
+    """Add two numbers.
+
+    Args:
+        a: The first number.
+        b: The second number.
+    """
+    return a + b
+
+
+def called(name: str, arguments: str | dict[str, Any]) -> dict[str, Any]:
+    """Return a tool call as a case reports it."""
+    return {"name": name, "arguments": json.loads(arguments) if isinstance(arguments, str) else arguments}
 
 
 def case(function: Callable[[], Any]) -> Callable[[], Any]:
