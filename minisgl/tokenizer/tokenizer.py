@@ -166,9 +166,19 @@ class Tokenizer:
         return chat
 
     def render_prompt(self, prompt: ChatPrompt) -> RenderedChat:
-        """Return a chat as one text: `render`, which gets ``tools`` only if there are some."""
+        """Return a chat as one text: `render`, which gets ``tools`` only if there are some.
+
+        Some templates, such as that of Qwen 3, need a content also in a message that has only tool calls.
+        """
         tools = {"tools": prompt.tools} if prompt.tools else {}
-        return self.render(prompt.messages, prompt.add_generation_prompt, prompt.chat_template_kwargs, **tools)
+        try:
+            return self.render(prompt.messages, prompt.add_generation_prompt, prompt.chat_template_kwargs, **tools)
+        except InvalidRequestError:
+            is_call = [bool(m.get("tool_calls")) and m.get("content") is None for m in prompt.messages]
+            if not any(is_call):
+                raise
+        messages = [{**m, "content": ""} if call else m for m, call in zip(prompt.messages, is_call, strict=True)]
+        return self.render(messages, prompt.add_generation_prompt, prompt.chat_template_kwargs, **tools)
 
     def _hide(self, text: str) -> str:
         """Return a client's string without special tokens: `STAND_IN` takes the place of their first characters."""

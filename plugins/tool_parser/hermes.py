@@ -5,6 +5,7 @@ Source: https://github.com/NousResearch/Hermes-Function-Calling and the chat tem
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ from minisgl.plugins.tool_parser.calls import CallReader, call_frame, one_or_mor
 from minisgl.server.answer import ToolParser
 
 OPENER, CLOSER = "<tool_call>", "</tool_call>"
+JSON_ARGUMENTS = re.compile(r'"arguments\\?"')
+"""The key of the arguments. Families with another form inside the same marks, such as GLM, have no such key."""
 
 
 @dataclass
@@ -26,7 +29,7 @@ class Hermes:
 
 def matches(template: str) -> bool:
     """Return whether a chat template writes calls in this form."""
-    return OPENER in template and "<function=" not in template
+    return OPENER in template and JSON_ARGUMENTS.search(template) is not None and "<function=" not in template
 
 
 class HermesParser:

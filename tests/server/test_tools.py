@@ -22,7 +22,7 @@ pytestmark = pytest.mark.xdist_group("test_tools")  # one process: the servers s
 TEMPLATE = """{%- if tools %}{{- '<|im_start|>system\n# Tools\n<tools>' }}
 {%- for tool in tools %}{{- '\n' + tool | tojson }}{%- endfor %}{{- '\n</tools><|im_end|>\n' }}{%- endif %}
 {%- for message in messages %}
-{{- '<|im_start|>' + message.role + '\n' }}{%- if message.content %}{{- message.content }}{%- endif %}
+{{- '<|im_start|>' + message.role + '\n' }}{{- message.content.lstrip('\n') }}
 {%- for call in message.tool_calls or [] %}{%- set call = call.function %}
 {{- '\n<tool_call>\n{"name": "' + call.name + '", "arguments": ' + call.arguments | tojson + '}\n</tool_call>' }}
 {%- endfor %}{{- '<|im_end|>\n' }}
