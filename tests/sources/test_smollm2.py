@@ -81,8 +81,10 @@ def test_ten_chats_end_by_themselves() -> None:
 
     questions = [
         "What is the capital of France?", "Name a colour.", "What is two plus two?", "Say hello in French.",
-        "Who wrote Hamlet?", "Name one planet.", "What do bees make? Answer in one sentence.", "Is water wet? Answer in one sentence.",
-        "Where do fish live? Answer in one sentence.", "What is the opposite of hot?",
+        "Who wrote Hamlet?", "Name one planet.", "What do bees make? Answer in one sentence.",
+        "Is water wet? Answer in one sentence.",
+        "Where do fish live? Answer in one sentence.",
+        "What is the opposite of hot?",
     ]  # fmt: skip
     with Server("model=smollm2", *OPTIONS) as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
