@@ -8,6 +8,7 @@
 #                  solution with as many workloads as a student's; takes minutes
 # make grade-references  grade every lab's reference solution as an instructor does (ARGS="--lab policy"); takes minutes
 # make check-cluster  the tests with the router smg and on Ray Serve, which it installs first (102 MB, 489 MB)
+# make check-schemas  answers of 500 random JSON schemas with each plugin of the group grammar, read by jsonschema
 # make check-clients  the clients that people use, each with its own code, on a server; installs them first (1.5 GB)
 # make check-nodes  servers whose ranks torchrun starts: killed ranks, cut links, wrong secrets; takes minutes
 # make soak       10,000 random schedules on the simulated engine, and 20 times the random workloads of the scheduler's tests
@@ -36,7 +37,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # The processes that tests start then load compiled modules.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo chat serve test check check-clients check-cluster check-labs check-nodes test-labs grade-references soak lint docs pages bench \
+.PHONY: demo chat serve test check check-clients check-cluster check-labs check-nodes check-schemas test-labs grade-references soak lint docs pages bench \
   reference format clean
 .DELETE_ON_ERROR:
 
@@ -98,6 +99,9 @@ $(CLIENTS)/node_modules/.package-lock.json: $(CLIENTS)/package.json
 
 check-nodes: $(TOOLS)
 	$(BIN)/python -m pytest -q tests/server/check_nodes.py $(ARGS)
+
+check-schemas: $(TOOLS)
+	MINISGL_SCHEMAS=500 $(PYTEST) -q tests/plugins/grammar/test_answers.py
 
 soak: $(TOOLS)
 	$(BIN)/python -m minisgl.testing.soak $(ARGS)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from minisgl.hooks import hookimpl
-from minisgl.plugins.tool_parser import hermes, llama3, mistral
 from minisgl.server.answer import ToolParser
 
-FAMILIES = {"hermes": hermes.matches, "mistral": mistral.matches, "llama3": llama3.matches}
-"""Parser → whether a template writes its form. The first that does is taken."""
+FAMILIES = ("hermes", "mistral", "llama3")
+"""The modules of the parsers, each with a function that says whether a template writes its form. The first is taken."""
 
 
 @dataclass
@@ -19,7 +19,8 @@ class Auto:
     """The parser for the form in which the chat template writes tool calls, or none if no parser here knows it."""
 
     def build(self, template: str, build_other: Callable[[str], ToolParser]) -> ToolParser | None:
-        name = next((name for name, matches in FAMILIES.items() if matches(template)), None)
+        modules = ((name, importlib.import_module(f"{__package__}.{name}")) for name in FAMILIES)
+        name = next((name for name, module in modules if module.matches(template)), None)
         return None if name is None else build_other(name)
 
 

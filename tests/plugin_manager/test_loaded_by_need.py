@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from minisgl.plugins.tool_parser.auto import FAMILIES
 from minisgl.testing.serving import Server
 
 AROUND = ("bench", "trace", "testing", "cluster", "chapters")
@@ -30,14 +31,17 @@ SELECTED = {
     "communicator.auto",
     "communicator.torch",
     "fp8_gemm.auto",
+    "grammar.auto",
     "graph.none",
     "kernels.auto",
     "kernels.cpp",
     "moe.torch",
+    "reasoning_parser.auto",
     "scheduler.guard",
     "scheduler.prefill_first",
     "speculation.none",
     "tokenizer.auto",
+    "tool_parser.auto",
 }
 OPTIONS = ("attention=torch", "graph=none", "moe=torch", "device=cpu", "num_pages=64")
 """The options that select `SELECTED`, with the defaults of the other groups and the starvation guard."""
@@ -89,5 +93,6 @@ def test_the_processes_of_a_server_import_the_selected_plugins(tmp_path: Path, m
     found = [tuple(map(eval, file.read_text().split(";"))) for file in tmp_path.iterdir() if file.is_file()]
     assert len(found) >= 2
     union = {name for plugins, _ in found for name in plugins}
-    assert selected(union) <= SELECTED | {"observer.metrics"}
+    families = {f"tool_parser.{name}" for name in FAMILIES}  # each looks at the chat template
+    assert selected(union) <= SELECTED | {"observer.metrics"} | families
     assert {name for _, around in found for name in around} == set()
