@@ -17,6 +17,7 @@ from minisgl import hooks
 from minisgl.chapters.site import compatibility
 from minisgl.config import GROUPS
 from minisgl.options.describe import PRESETS, Option, core_options, options_of
+from minisgl.parts import PARTS, PartSpec
 from minisgl.plugin_manager.discovery import HOOKS
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.command.help import doc_of, help_of, sections
@@ -80,13 +81,14 @@ def hooks_page() -> str:
         *(code(" ".join(part.split())) + "\n" for part in inspect.cleandoc(hooks.__doc__ or "").split("\n\n")[1:]),
         "`I32` in a signature is a numpy array of int32.\n",
         "Every example is a complete plugin. Save it as a file and load the file with `plugins=FILE.py`. This page",
-        "is generated from `minisgl/hooks.py`, `docs/examples/hooks/` and `docs/examples/parts/`: `make reference`.",
+        "is generated from `minisgl/hooks.py`, `minisgl/parts.py`, `docs/examples/hooks/` and `docs/examples/parts/`:",
+        "`make reference`.",
         "",
     ]
     for name in HOOKS:
         lines += _hook(name)
         if name == "minisgl_configs":
-            for group, part in hooks.PARTS.items():
+            for group, part in PARTS.items():
                 lines += _part(group, part)
     return "\n".join(lines).rstrip() + "\n"
 
@@ -120,7 +122,7 @@ def _hook(name: str) -> list[str]:
     return [*lines, f'```python title="{name}.py"', *example.rstrip().splitlines(), "```", ""]
 
 
-def _part(group: str, part: hooks.PartSpec) -> list[str]:
+def _part(group: str, part: PartSpec) -> list[str]:
     """Return the section of a group of parts, below the hook that registers them."""
     other = {"build_other": "``build_other(name)`` builds another part of the group by name, with default options"}
     lines = [f"### The group `{group}`", "", f"**`build` returns:** {code(part.builds)}.", ""]

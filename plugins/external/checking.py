@@ -17,6 +17,7 @@ import pluggy
 
 from minisgl import hooks
 from minisgl.config import GROUPS, ConfigError
+from minisgl.parts import PARTS
 from minisgl.plugin_manager.discovery import HOOKIMPL_ATTRIBUTE, HOOKS, Plugin, Registrar, hook_classes, near, taken
 from minisgl.plugin_manager.failures import ends_silently, named
 from minisgl.plugins.external.call_counts import Calls, count_calls, count_method_calls, counting_subclass
@@ -239,7 +240,7 @@ def _check_build(group: str, schema: type, label: str) -> None:
     build = getattr(schema, "build", None)
     if build is None:  # a plugin for minisgl 0.2, which builds the part with a hook
         return
-    offered = [*hooks.PARTS[group].arguments, "build_other"]
+    offered = [*PARTS[group].arguments, "build_other"]
     for argument in list(inspect.signature(build).parameters)[1:]:
         if argument not in offered:
             raise ConfigError(

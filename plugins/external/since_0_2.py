@@ -13,8 +13,8 @@ from typing import Any
 
 import pluggy
 
-from minisgl import hooks
 from minisgl.config import ConfigError
+from minisgl.parts import PARTS
 from minisgl.plugin_manager.discovery import import_module
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def warn_of_factory_hook(hook: str, label: str) -> None:
         " dataclass, which takes %s by name (docs/upgrade-0.3.md)",
         label,
         hook,
-        ", ".join([*hooks.PARTS[FACTORY_HOOKS[hook]].arguments, "build_other"]),
+        ", ".join([*PARTS[FACTORY_HOOKS[hook]].arguments, "build_other"]),
     )
 
 

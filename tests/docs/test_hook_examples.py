@@ -26,8 +26,8 @@ from minisgl.cluster.router import Router
 from minisgl.cluster.routing import Replica
 from minisgl.cluster.status import ClusterStatus, ReplicaStatus
 from minisgl.config import GROUPS, Config, ConfigError, ServerConfig
-from minisgl.hooks import PARTS
 from minisgl.models.resolve import resolve_model
+from minisgl.parts import PARTS
 from minisgl.plugin_manager.discovery import HOOKS
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.quantization.e4m3.matrix import Fp8Matrix
