@@ -57,11 +57,11 @@ def minisgl_configs() -> Iterable[tuple[str, str, type]]:
     Returns: tuples ``(group, name, dataclass)``. ``group=name`` on the command line then selects this dataclass, and
     its fields are options of the group. Its method ``build`` returns the part, for example ``def build(self): return
     MyPolicy(self.order)``. ``build`` may take any of the arguments that its group offers (`minisgl.parts.PARTS`), by
-    name. It may raise ValueError or `ConfigError` for values that don't fit. If the part has a method ``metrics``, the server
-    exports what it returns as it does for `minisgl_metrics`. A dataclass with the class attribute ``early_context``,
-    the name of a function such as ``"my_module.start"``, may start something before torch is imported: each rank's
-    process calls ``my_module.start(device, tp)`` first of all, with the values of these options. The function returns a
-    context, which is left when the engine is built.
+    name. It may raise ValueError or `ConfigError` for values that don't fit. If the part has a method ``metrics``, the
+    server exports what it returns as it does for `minisgl_metrics`. A dataclass with the class attribute
+    ``early_context``, the name of a function such as ``"my_module.start"``, may start something before torch is
+    imported: each rank's process calls ``my_module.start(device, tp)`` first of all, with the values of these options.
+    The function returns a context, which is left when the engine is built.
     """
     raise NotImplementedError
 
