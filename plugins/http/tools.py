@@ -254,8 +254,8 @@ class ToolForm(AnswerForm):
         if len(text) > most:
             what = f"The schemas of the tools of which one must be called have at most {most} characters."
             raise _wrong("tools", f"{what} Let tool_choice name one tool, or be auto.")
-        if grammar is None:
-            return Grammar("frame", text, "tools")
+        if grammar is None or (choice.is_forced and grammar.kind == "json_schema"):
+            return Grammar("frame", text, "tools")  # a forced call has no text that a format would be for
         if choice.is_forced:
             raise _wrong("tool_choice", f"tool_choice asks for a tool call, and {grammar.field} for another answer.")
         if grammar.kind != "json_schema" or self._shown:

@@ -21,11 +21,7 @@ from minisgl.testing.serving import Server
 from .catalog import FOLDER
 
 pytestmark = pytest.mark.xdist_group("clients")
-PENDING = {
-    "codex-0": "client_metadata, and the tools web_search and namespace, are refused",
-    "codex-1": "client_metadata, and the tools web_search and namespace, are refused",
-    "instructor-3": "a forced call with a format of text is refused",
-}
+PENDING: dict[str, str] = {}
 """Request → why it is refused today."""
 
 

@@ -45,7 +45,7 @@ def test_field_size_is_checked_before_the_field_is_decoded(monkeypatch: pytest.M
 
     monkeypatch.setattr(protocol.msgspec.json, "decode", record)
     ids = "[" + "1," * MAX_FIELD + "1]"
-    for name in ("stop_token_ids", "stop", "logit_bias", "metadata", "tools", "nothing"):
+    for name in ("stop_token_ids", "stop", "logit_bias", "metadata", "functions", "nothing"):
         decoded.clear()
         with pytest.raises(ApiError, match=f"{name} is larger than 65536 bytes") as error:
             parse(f'{{"prompt": "x", "{name}": {ids}}}'.encode(), CompletionRequest)

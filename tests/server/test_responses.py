@@ -112,6 +112,11 @@ def test_logprobs(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "word"),
     [
+        (
+            {"tools": [{"type": "function", "name": "now"}, {"type": "web_search"}], "tool_choice": "required"},
+            "tools[1].type",
+            "web_search",
+        ),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "web_search"),
         ({"tools": [{"type": "namespace", "name": "x", "tools": []}]}, "tools[0].type", "namespace"),
         ({"background": True}, "background", "background"),

@@ -245,6 +245,13 @@ def test_json_beside_tools(client: openai.OpenAI) -> None:
             assert isinstance(json.loads(choice.message.content or "")["ok"], bool)
 
 
+def test_a_forced_call_ignores_the_format_of_texts(client: openai.OpenAI) -> None:
+    """A format is one of the text, and a forced call has none: instructor sends both."""
+    form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "integer"}}}
+    message = client.chat.completions.create(**ASK, tool_choice="required", response_format=form).choices[0].message
+    check_call((message.tool_calls or [])[0])
+
+
 def test_an_agents_turn(client: openai.OpenAI) -> None:
     """The message of an answer goes back as it came, with the result of the tool."""
     fields: dict[str, Any] = {**ASK, "tool_choice": "required", "parallel_tool_calls": False}
@@ -274,7 +281,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a forced schema that no grammar knows": ({"tools": [{"type": "function", "function": {
         "name": "f", "parameters": {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}}}],
         "tool_choice": "required"}, "tools"),
-    "two forms at once": ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
+    "two forms at once": ({"tool_choice": "required", "guided_regex": "a+"}, "tool_choice"),
     "a regex beside tools": ({"guided_regex": "a+"}, "guided_regex"),
     "functions": ({"tools": None, "functions": [NOW["function"]]}, "functions"),
     "function_call": ({"tools": None, "function_call": {"name": "now"}}, "function_call"),

@@ -44,9 +44,11 @@ NAMES: Mapping[str, str] = MappingProxyType(
 LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
 BUILT_IN = "_call.", "computer_call_output.", "message.input_image."
 """Parts of the entries of ``include`` that ask for more of built-in tools or images, of which there are none."""
+OPTIONAL_TOOLS = frozenset({"web_search", "namespace"})
+"""Types of tools that this server lacks, and that a client gets by without: a search of the web, and more functions."""
 HINTS = (
-    "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "metadata",
-    "service_tier", "max_tool_calls",
+    "client_metadata", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "prompt_cache_options", "metadata", "service_tier", "max_tool_calls",
 )  # fmt: skip
 """Parameters that change no answer: they are accepted, and some are in the response."""
 SEAL = "minisgl:"
@@ -95,6 +97,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     parallel_tool_calls: Any = None
     min_tokens: Any = None
 
+    client_metadata: Any = None
     user: Any = None
     safety_identifier: Any = None
     prompt_cache_key: Any = None
@@ -186,8 +189,9 @@ def _text_options(text: dict[str, Any]) -> dict[str, Any]:
 def _tool_options(body: ResponsesRequest) -> dict[str, Any]:
     """Return the parameters of a chat for ``tools`` and ``tool_choice``."""
     fields: dict[str, Any] = {}
-    if body.tools:
-        fields["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools)]
+    tools = _callable(body)
+    if tools:
+        fields["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in tools]
     choice = body.tool_choice
     if isinstance(choice, dict):
         kind = get(choice, "type", str, "tool_choice")
@@ -197,6 +201,17 @@ def _tool_options(body: ResponsesRequest) -> dict[str, Any]:
     if choice is not None:
         fields["tool_choice"] = choice
     return fields
+
+
+def _callable(body: ResponsesRequest) -> list[tuple[int, dict[str, Any]]]:
+    """Return the tools, with their places in ``tools``, without those of OpenAI's servers that codex always adds.
+
+    Where the model may choose among other tools, it is just not offered these (`OPTIONAL_TOOLS`). A request that has no
+    other tool, or forces a call, is refused by name in `_tool`.
+    """
+    tools = list(enumerate(body.tools))
+    others = [(i, tool) for i, tool in tools if tool.get("type") not in OPTIONAL_TOOLS]
+    return others if others and body.tool_choice in (None, "auto", "none") else tools
 
 
 def _tool(tool: dict[str, Any], path: str) -> dict[str, Any]:
