@@ -54,13 +54,11 @@ MAX_MULTIPLE = 10_000
 
 @dataclass
 class LLGuidance:
-    """The kinds of ``plain``, most of JSON schema, and grammars of Lark (https://github.com/guidance-ai/llguidance).
-
-    ``forcing``: where only one text is possible, allow only the tokens that the tokenizer makes of it. Otherwise any
-    tokens with this text are allowed, as in ``plain``.
-    """
+    """The kinds of ``plain``, most of JSON schema, and grammars of Lark (https://github.com/guidance-ai/llguidance)."""
 
     forcing: bool = True
+    """Where only one text is possible, allow only the tokens that the tokenizer makes of it. If false, any tokens with
+    this text are allowed, as in ``plain``."""
 
     def build(self, tokenizer: Tokenizer) -> LLGuidanceGrammars:
         return LLGuidanceGrammars(tokenizer, self.forcing)
