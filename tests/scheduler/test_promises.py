@@ -228,7 +228,7 @@ def test_promise_2_size_of_the_pool() -> None:
 
 
 def test_promise_2_message_has_sizes_and_limit() -> None:
-    with pytest.raises(InvalidRequestError, match=r"100.*30.*120"):
+    with pytest.raises(InvalidRequestError, match=r"120.*100.*30"):
         make().scheduler.add_request(1, [1] * 100, SamplingParams(max_tokens=30))
 
 

@@ -41,7 +41,7 @@ ODD: dict[str, tuple[tuple[str, str], str | None]] = {
         for name in ("max_tokens", "top_k", "n", "seed", "logprobs", "prompt_logprobs", "temperature", "min_p")
         for value in (HUGE, -HUGE)
     },
-    "max_completion_tokens": (chat(f'"max_completion_tokens": {HUGE}'), "max_tokens"),
+    "max_completion_tokens": (chat(f'"max_completion_tokens": {HUGE}'), "max_completion_tokens"),
     "top_logprobs": (chat(f'"logprobs": true, "top_logprobs": {HUGE}'), "top_logprobs"),
     "stop_token_ids": (plain(f'"stop_token_ids": [{HUGE}]'), "stop_token_ids"),
     "logit_bias key": (plain(f'"logit_bias": {{"{HUGE}": 1}}'), "logit_bias"),
