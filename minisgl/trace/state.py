@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from minisgl.core import I32, EngineSpec
+from minisgl.scheduler.scheduler import NO_TOKEN
 from minisgl.trace import events as ev
 from minisgl.trace.tree import PageTree
 
@@ -95,7 +96,7 @@ class State:
         self.in_flight: deque[InFlightStep] = deque()
         self.retiring: deque[tuple[int, list[int]]] = deque()  # (step whose result must be read before, pages)
         self.last_launched = self.last_read = -1
-        self.failed = False  # after an engine failure, no page becomes free any more
+        self.failed = False  # the engine failed (no grammar did): no page becomes free any more
         self._unlocks: deque[tuple[int, list[int]]] = deque()
         self._num_admissions = 0
 
@@ -186,7 +187,7 @@ class State:
         if isinstance(event, ev.Finish):
             req.finish_reason = event.finish_reason
             self.requests.pop(req.uid, None)
-            self.failed = self.failed or event.finish_reason == "error"
+            self.failed = self.failed or (event.finish_reason == "error" and event.error != NO_TOKEN)
         else:
             req.queued_at_step = event.step
         if req.req_pool_idx >= 0 and not self.failed:

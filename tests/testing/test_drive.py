@@ -68,7 +68,10 @@ WRONG: dict[str, tuple[Callable[[], Script], str]] = {
     "a token for an unknown request": (lambda: Script(Output([2], [5])), "never accepted"),
     "the wrong reason": (lambda: Script(Output([1, 1], RIGHT, [reply("stop")])), "ended with .finish_reason, stop_id."),
     "an abort that was not requested": (lambda: Script(Output([1, 1], RIGHT, [reply("abort")])), "it was not aborted"),
-    "an error without a cause": (lambda: Script(Output([1, 1], RIGHT, [reply("error", error="oops")])), "oops"),
+    "an error without a cause": (
+        lambda: Script(Output([1, 1], RIGHT, [reply("error", error="oops")])),
+        "ended with .finish_reason, stop_id.",
+    ),
     "prompt tokens miscounted": (
         lambda: Script(Output([1, 1], RIGHT, [reply(prompt_tokens=4)])),
         "usage: prompt_tokens of request 1 is 4",
