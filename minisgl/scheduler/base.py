@@ -8,10 +8,12 @@ shipped policies are in `plugins/scheduler/`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from minisgl.core import I32, EngineSpec, Req, StepResult
+import numpy as np
+
+from minisgl.core import I32, Bools, EngineSpec, Req, StepResult
 from minisgl.plugin_manager.discovery import moved
 
 if TYPE_CHECKING:
@@ -205,6 +207,22 @@ class Constraint(Protocol):
         They are guesses, which are verified like other drafts: other tokens may have the same text.
         """
         return ()
+
+
+def pack_mask(allowed: Bools) -> I32:
+    """Return the bits of `minisgl.core.TokenMasks` for ``allowed`` bool ``[tokens]``: int32 ``[ceil(tokens / 32)]``."""
+    bits = np.zeros(-(-len(allowed) // 32) * 4, np.uint8)
+    packed = np.packbits(allowed, bitorder="little")
+    bits[: len(packed)] = packed
+    return bits.view(np.int32)
+
+
+def mask_of(tokens: Iterable[int], vocab_size: int) -> I32:
+    """Return the mask that allows ``tokens``: int32 ``[ceil(vocab_size / 32)]``. Ids beyond have no bit."""
+    allowed = np.zeros(vocab_size, bool)
+    ids = np.fromiter(tokens, np.int64)
+    allowed[ids[ids < vocab_size]] = True
+    return pack_mask(allowed)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,7 @@
 """Rules about single tokens: ``min_tokens``, ``bad_words`` and ``allowed_token_ids``, as masks of a request's tokens.
 
-They are a `Constraint`, like a grammar, and may be around one. Only requests that ask for a rule have it.
+They are a `Constraint`, like a grammar, and may be around one. Only requests that ask for a rule have it. `AfterToken`
+is around a grammar that begins later in the answer.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from minisgl.core import I32, InvalidRequestError, Req
-from minisgl.scheduler.base import Constraint
+from minisgl.scheduler.base import Constraint, mask_of
 
 Words = Sequence[Sequence[int]]
 """Forbidden sequences of token ids."""
@@ -57,8 +58,8 @@ class TokenRules(Constraint):
         params = req.params
         self._grammar, self._words, self._min_tokens = grammar, words, params.min_tokens
         allowed = range(vocab_size) if params.allowed_token_ids is None else params.allowed_token_ids
-        self._allowed = _mask(allowed, vocab_size)
-        self._ends = _mask(req.stop_ids, vocab_size)
+        self._allowed = mask_of(allowed, vocab_size)
+        self._ends = mask_of(req.stop_ids, vocab_size)
         self._tail: list[int] = list(req.output_ids)  # the last tokens, as many as a bad word can have
         self._longest = max(map(len, words), default=1) - 1
         self._num_tokens = len(req.output_ids)
@@ -90,14 +91,50 @@ class TokenRules(Constraint):
         return masks
 
 
+class AfterToken(Constraint):
+    """The constraint ``made`` of the text after a token, such as ``</think>``: before it, all but an end is allowed.
+
+    ``tokens`` are the token and, if there may be no text before it, the token that begins this text.
+    """
+
+    def __init__(self, made: Constraint, tokens: Sequence[int], vocab_size: int, end_ids: Sequence[int]):
+        self._made, self._after, self._opener = made, tokens[0], tokens[1] if len(tokens) > 1 else None
+        self._state = "before" if self._opener is None else "start"
+        self._free = ~mask_of(end_ids, vocab_size) & mask_of(range(vocab_size), vocab_size)
+        self._opening = mask_of(tokens[1:], vocab_size)
+
+    def _next(self, state: str, token: int) -> str:
+        if state == "start":
+            return "before" if token == self._opener else "made"
+        return "made" if token == self._after else "before"
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        for i, token in enumerate(tokens):
+            if self._state == "made":
+                self._made.advance(tokens[i:])
+                return
+            was_start, self._state = self._state == "start", self._next(self._state, token)
+            if was_start and self._state == "made":
+                self._made.advance([token])
+
+    def forced(self, count: int) -> Sequence[int]:
+        return self._made.forced(count) if self._state == "made" else ()
+
+    def masks(self, drafts: Sequence[int]) -> I32:
+        state = self._state
+        found: list[I32] = []
+        for i in range(len(drafts) + 1):
+            if state == "start" and (i == len(drafts) or drafts[i] != self._opener):
+                rest = self._made.masks(drafts[i:])
+                rest[0] |= self._opening
+                return np.concatenate([*found, rest])
+            if state == "made":
+                return np.concatenate([*found, self._made.masks(drafts[i:])])
+            found.append((self._made.masks([]) | self._opening) if state == "start" else self._free[None])
+            if i < len(drafts):
+                state = self._next(state, drafts[i])
+        return np.concatenate(found)
+
+
 _BITS = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)
 """The bits of one word of a mask, by the token's id modulo 32."""
-
-
-def _mask(ids: Iterable[int], vocab_size: int) -> I32:
-    """Return the mask of these token ids, int32 ``[ceil(vocab_size / 32)]``. Ids beyond the vocabulary have no bit."""
-    allowed = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
-    inside = np.fromiter(ids, np.int64)
-    allowed[inside[inside < vocab_size]] = True
-    mask: I32 = np.packbits(allowed, bitorder="little").view("<i4").astype(np.int32)
-    return mask

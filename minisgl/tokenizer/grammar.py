@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
-from minisgl.core import I32
 from minisgl.sampling_params import Grammar, InvalidRequestError
 
 if TYPE_CHECKING:
@@ -62,6 +59,8 @@ class LazyGrammars:
         """Return the constraint of a new request, or None if it has no grammar."""
         if grammar is None:
             return None
+        from minisgl.scheduler.token_rules import AfterToken  # only the process of rank 0 needs it
+
         made = self._make(grammar).constraint(grammar, vocab_size, end_ids)
         tokens = self._tokens(grammar)
         return AfterToken(made, tokens, vocab_size, end_ids) if tokens else made
@@ -83,61 +82,3 @@ class LazyGrammars:
                 raise InvalidRequestError(grammar.field, message)
             found.append(token)
         return found
-
-
-class AfterToken:
-    """The constraint ``made`` of the text after a token, such as ``</think>``: before it, all but an end is allowed.
-
-    ``tokens`` are the token and, if there may be no text before it, the token that begins this text.
-    """
-
-    def __init__(self, made: Constraint, tokens: Sequence[int], vocab_size: int, end_ids: Sequence[int]):
-        self._made, self._after, self._opener = made, tokens[0], tokens[1] if len(tokens) > 1 else None
-        self._state = "before" if self._opener is None else "start"
-        self._free = ~_bits(end_ids, vocab_size) & _bits(range(vocab_size), vocab_size)
-        self._opening = _bits(tokens[1:], vocab_size)
-
-    def _next(self, state: str, token: int) -> str:
-        if state == "start":
-            return "before" if token == self._opener else "made"
-        return "made" if token == self._after else "before"
-
-    def advance(self, tokens: Sequence[int]) -> None:
-        for i, token in enumerate(tokens):
-            if self._state == "made":
-                self._made.advance(tokens[i:])
-                return
-            was_start, self._state = self._state == "start", self._next(self._state, token)
-            if was_start and self._state == "made":
-                self._made.advance([token])
-
-    def forced(self, count: int) -> Sequence[int]:
-        return self._made.forced(count) if self._state == "made" else ()
-
-    def allowed(self, drafts: Sequence[int]) -> int:
-        for count, (mask, draft) in enumerate(zip(self.masks(drafts), drafts, strict=False)):
-            if not mask[draft // 32] >> draft % 32 & 1:
-                return count
-        return len(drafts)
-
-    def masks(self, drafts: Sequence[int]) -> I32:
-        state = self._state
-        found: list[I32] = []
-        for i in range(len(drafts) + 1):
-            if state == "start" and (i == len(drafts) or drafts[i] != self._opener):
-                rest = self._made.masks(drafts[i:])
-                rest[0] |= self._opening
-                return np.concatenate([*found, rest])
-            if state == "made":
-                return np.concatenate([*found, self._made.masks(drafts[i:])])
-            found.append((self._made.masks([]) | self._opening) if state == "start" else self._free[None])
-            if i < len(drafts):
-                state = self._next(state, drafts[i])
-        return np.concatenate(found)
-
-
-def _bits(tokens: Sequence[int], vocab_size: int) -> I32:
-    """Return the mask that allows ``tokens``: int32 ``[ceil(vocab_size / 32)]``."""
-    bits = np.zeros(-(-vocab_size // 32) * 32, bool)
-    bits[list(tokens)] = True
-    return np.packbits(bits, bitorder="little").view(np.int32)

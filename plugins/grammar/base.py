@@ -10,8 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from minisgl.core import I32
 from minisgl.sampling_params import Grammar, InvalidRequestError
 from minisgl.scheduler.base import Constraint
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from minisgl.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
-I32 = npt.NDArray[np.int32]
 MAX_CHOICES = 1024
 """The largest number of texts to choose from."""
 KEPT_CHECKS = 128

@@ -13,8 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from minisgl.core import I32
 from minisgl.hooks import hookimpl
 from minisgl.plugins.grammar.base import (
     Grammars,
@@ -32,7 +32,6 @@ from minisgl.scheduler.base import Constraint
 if TYPE_CHECKING:
     from minisgl.tokenizer import Tokenizer
 
-I32 = npt.NDArray[np.int32]
 JSON_OPTIONS = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 """The form of JSON: that of `json.dumps`, as in `minisgl.plugins.grammar.schema`."""
 LIMITS: dict[str, Any] = {

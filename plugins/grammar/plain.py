@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from minisgl.core import I32
 from minisgl.hooks import hookimpl
 from minisgl.plugins.grammar.base import (
     Grammars,
@@ -24,14 +24,13 @@ from minisgl.plugins.grammar.frame import expression_of
 from minisgl.plugins.grammar.network import DEAD, START, Automaton, GrammarTooLargeError, Network, choice, literal
 from minisgl.plugins.grammar.regex import RegexError, parse
 from minisgl.plugins.grammar.schema import SchemaError, grammar_of, strict
-from minisgl.plugins.grammar.vocabulary import Vocabulary, pack
+from minisgl.plugins.grammar.vocabulary import Vocabulary
 from minisgl.sampling_params import Grammar
-from minisgl.scheduler.base import Constraint
+from minisgl.scheduler.base import Constraint, pack_mask
 
 if TYPE_CHECKING:
     from minisgl.tokenizer import Tokenizer
 
-I32 = npt.NDArray[np.int32]
 TOO_LARGE = -1
 """The state of an answer whose grammar grew too large."""
 MASK_BYTES = 16 << 20
@@ -96,15 +95,15 @@ class Compiled:
     def mask(self, state: int) -> I32:
         """Return the mask of a state, which forbids all tokens if the grammar grew too large."""
         if state == TOO_LARGE:
-            return pack(np.zeros(self.vocabulary.size, bool))
+            return pack_mask(np.zeros(self.vocabulary.size, bool))
         found = self._masks.get(state)
         if found is None:
             self.automaton.begin()
             try:
                 always = self.end_ids if self.automaton.is_final(state) else ()
-                found = pack(self.vocabulary.allowed(self.automaton, state, always))
+                found = pack_mask(self.vocabulary.allowed(self.automaton, state, always))
             except GrammarTooLargeError:
-                return pack(np.zeros(self.vocabulary.size, bool))
+                return pack_mask(np.zeros(self.vocabulary.size, bool))
             self._masks[state] = found
             while len(self._masks) * found.nbytes > MASK_BYTES:
                 self._masks.popitem(last=False)

@@ -5,20 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from minisgl.core import Bools
 from minisgl.plugins.grammar.network import DEAD, Automaton
-
-Bools = npt.NDArray[np.bool_]
-I32 = npt.NDArray[np.int32]
-
-
-def pack(allowed: Bools) -> I32:
-    """Return the bits of `minisgl.core.TokenMasks` for ``allowed`` bool ``[tokens]``: int32 ``[ceil(tokens / 32)]``."""
-    bits = np.zeros(-(-len(allowed) // 32) * 4, np.uint8)
-    packed = np.packbits(allowed, bitorder="little")
-    bits[: len(packed)] = packed
-    return bits.view(np.int32)
 
 
 class Vocabulary:

@@ -238,6 +238,8 @@ class ToolForm(AnswerForm):
             opener = "" if self._is_open else self._reasoning.opener
             grammar = msgspec.structs.replace(grammar, after=self._reasoning.after, opener=opener)
         skip = params.skip_special_tokens and not self._shown
+        if grammar is params.grammar and skip == params.skip_special_tokens:
+            return params
         changed = msgspec.structs.replace(params, grammar=grammar, skip_special_tokens=skip)
         try:
             changed.check()
