@@ -7,6 +7,7 @@ is that of transformers. The module imports no torch, so that the API server and
 from __future__ import annotations
 
 import difflib
+import functools
 import logging
 import os
 import re
@@ -60,10 +61,7 @@ def resolve_model(name: str) -> Path:
     available = named_models()
     if name in available:
         return available[name]
-    manager = PluginManager.load(light=True)
-    for kind in ("sources", "quantization"):
-        manager.load_all(kind)
-    found: Path | None = manager.hook.minisgl_find_model(name=name)
+    found: Path | None = _finders().hook.minisgl_find_model(name=name)
     if found is not None:
         return found if found.is_dir() else resolve_model(str(found))
     if path.is_dir():
@@ -83,6 +81,15 @@ def resolve_model(name: str) -> Path:
         f"model={name}: there is no such directory, and no model of that name ships with minisgl "
         f"({', '.join(available)}).{guess} A Hugging Face id has the form owner/name."
     )
+
+
+@functools.cache
+def _finders() -> PluginManager:
+    """Return a manager with the plugins that find models. A process resolves its model several times."""
+    manager = PluginManager.load(light=True)
+    for kind in ("sources", "quantization"):
+        manager.load_all(kind)
+    return manager
 
 
 def warn_of_same_name(name: str) -> None:

@@ -26,7 +26,9 @@ def check_chat_size(
     template variables have at most `VALUES_PER_TOKEN` JSON values a token, and all strings ``max_chars`` characters.
     """
     if len(messages) > max_seq_len:
-        _refuse_size(f"The chat has {len(messages)} messages, and each costs at least a token.", max_seq_len)
+        raise too_long(
+            "messages", max_seq_len, f"The chat has {len(messages)} messages, and each costs at least a token."
+        )
     num_chars, left = 0, VALUES_PER_TOKEN * max_seq_len
     todo: list[Any] = [value for message in messages for value in message.values()]
     todo += kwargs.values()
@@ -39,10 +41,10 @@ def check_chat_size(
         left -= len(children)
         if left < 0:
             values = f"The chat has more than {VALUES_PER_TOKEN * max_seq_len} values in content parts, tools, calls"
-            _refuse_size(f"{values} and chat_template_kwargs.", max_seq_len)
+            raise too_long("messages", max_seq_len, f"{values} and chat_template_kwargs.")
         todo += children
     if max_chars is not None and num_chars > max_chars:
-        _refuse_size(f"The messages have {num_chars} characters, more than {max_chars}.", max_seq_len)
+        raise too_long("messages", max_seq_len, f"The messages have {num_chars} characters, more than {max_chars}.")
 
 
 def check_num_ids(num_ids: int, max_seq_len: int) -> None:
@@ -55,7 +57,3 @@ def check_prompt_ids(prompt: Prompt, max_seq_len: int) -> None:
     """Raise `ApiError` for a prompt of more token ids than a request can have."""
     if isinstance(prompt, TokensPrompt) and num_ids(prompt.ids) > max_seq_len:
         raise ApiError.from_invalid(too_long("prompt", max_seq_len, f"The prompt has {num_ids(prompt.ids)} tokens."))
-
-
-def _refuse_size(what: str, max_seq_len: int) -> None:
-    raise too_long("messages", max_seq_len, what)

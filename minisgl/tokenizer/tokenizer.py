@@ -11,7 +11,6 @@ import functools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -161,8 +160,9 @@ class Tokenizer:
         hide = str if self._parse_special_tokens else self._hide
         chat = self.template.render_chat(messages, add_generation_prompt, chat_template_kwargs, hide, tools)
         if tools:
-            without = partial(self.render, messages, add_generation_prompt, chat_template_kwargs)
-            self.template.check_tools(tools, chat.text, lambda: without().text)
+            self.template.check_tools(
+                tools, chat.text, lambda: self.render(messages, add_generation_prompt, chat_template_kwargs).text
+            )
         return chat
 
     def render_prompt(self, prompt: ChatPrompt) -> RenderedChat:
