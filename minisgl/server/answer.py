@@ -1,6 +1,6 @@
 """How the answer to a chat is asked for and read: its text becomes *parts*, as it streams.
 
-A model writes reasoning and tool calls as text, each family in a form of its own. An `AnswerReader` turns this text
+Models write reasoning and tool calls as text, in a form that depends on their family. An `AnswerReader` turns this text
 into parts, and the responses of each API are made of the parts. So only the readers know families of models. An
 extension of the API server chooses the form of each chat (`HttpExtension.answer_form`); without one, all text is
 content.

@@ -130,7 +130,7 @@ class LLGuidanceGrammars(Grammars):
             from llguidance._tokenizer import TokenizerWrapper
 
             tokens = token_bytes(self.tokenizer, vocab_size)
-            # The end of an answer is a token of its own: the masks below allow all of the request's end ids for it.
+            # llguidance gets one more token as the end of an answer. Where it may follow, `_mask` allows all end ids.
             wrapper = TokenizerWrapper(_Vocabulary(self.tokenizer, [*tokens, b""], vocab_size))
             made = self._library.LLTokenizer(wrapper, n_vocab=vocab_size + 1, eos_token=vocab_size)
             self._llg_tokenizers[vocab_size] = made

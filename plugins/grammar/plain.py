@@ -111,7 +111,7 @@ class Compiled:
         return found
 
     def forced(self, state: int) -> list[int]:
-        """Return the tokens that the tokenizer makes of the text that must follow, without those that may go on."""
+        """Return the tokens of the text that must follow, without the last one if later text may change it."""
         if state == TOO_LARGE:
             return []
         if state not in self._forced:

@@ -1,4 +1,4 @@
-"""The tokens of a tokenizer as a tree of bytes, by which one walk finds all tokens that a grammar allows."""
+"""The tokens of a tokenizer as a tree of bytes. One walk through it finds all tokens that a grammar allows."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def _response_format(name: str, value: Any) -> Grammar | None:
 
 
 def _structured_outputs(name: str, value: Any) -> Grammar | None:
-    """Read vLLM's object, of which one entry says what the answer may be."""
+    """Read vLLM's ``structured_outputs``. At most one of its entries is set: it says which answers are allowed."""
     if not isinstance(value, dict):
         raise _wrong(name, f"{name} must be an object.")
     given = {key: each for key, each in value.items() if each not in (None, False)}

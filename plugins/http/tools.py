@@ -287,7 +287,7 @@ class WithoutSpecial:
     """Gives the text without ``special`` to the reader ``then``.
 
     A parser may need a special token, such as ``[TOOL_CALLS]``, so that none are skipped while tokens become text.
-    Those that the client does not want to see are left out here.
+    The special tokens that the client did not ask for are removed here.
     """
 
     def __init__(self, special: Sequence[str], then: AnswerReader):

@@ -238,7 +238,7 @@ def _tool(tool: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def _add_item(chat: ChatMessages, item: dict[str, Any], path: str) -> None:
-    """Add an item of the conversation to a chat. Raise `ApiError` for one that a chat can't have."""
+    """Add an item of ``input`` to the messages of a chat. Raise `ApiError` if no message can have it."""
     kind = item.get("type")
     match "message" if kind is None and "role" in item else kind:
         case "message":

@@ -24,7 +24,7 @@ class Stored(NamedTuple):
 
 
 class ResponseStore:
-    """Responses by id. A new one takes the place of those that were used longest ago."""
+    """Responses by id. To make room for a new one, those that were used least recently are deleted."""
 
     def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES):
         self._max_responses, self._max_bytes = max_responses, max_bytes
@@ -34,7 +34,7 @@ class ResponseStore:
     def add(self, response: dict[str, Any], items: list[dict[str, Any]]) -> None:
         """Store a response. ``items`` are those of its conversation without its output.
 
-        One that is larger than the store is not stored.
+        A response that is larger than the whole store is not stored.
         """
         output = response["output"]
         new = Stored(msgspec.json.encode(response), msgspec.json.encode([*items, *output]), len(items))

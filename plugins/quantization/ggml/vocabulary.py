@@ -38,7 +38,7 @@ _PRE = {
 """``tokenizer.ggml.pre`` → how text is cut."""
 
 _ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|eom_id|>", "<end_of_turn>", "<|end_of_text|>")
-"""Control tokens that end an answer by their text, as in llama.cpp, beside those that the metadata names."""
+"""Texts of control tokens that end an answer, as in llama.cpp. The metadata may name more tokens."""
 
 
 @dataclass(frozen=True)
