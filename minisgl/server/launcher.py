@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import uvicorn
@@ -67,14 +67,18 @@ class Launcher:
         self._extensions = load_extensions(config, manager)
         check_options(config.server, self._extensions)
 
-    async def run(self) -> int:
-        """Run the server until it ends. Return the exit status of the program."""
+    async def run(self, pending: Sequence[int] = ()) -> int:
+        """Run the server until it ends. Return the exit status of the program.
+
+        ``pending`` are the numbers of the signals that have arrived before.
+        """
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                 continue  # nohup: the server goes on when its terminal is closed
             loop.add_signal_handler(number, self._events.put_nowait, int(number))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        for number in pending:
+            self._events.put_nowait(number)
         for worker in self.worker_pool.workers:
             for descriptor in (worker.pipe.fileno(), worker.process.sentinel):
                 loop.add_reader(descriptor, self._on_worker_event, worker, descriptor)

@@ -8,11 +8,12 @@ socket files. If they were killed together with the launcher, the next server of
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import logging
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from minisgl.config import Config, ConfigError
@@ -43,25 +44,39 @@ def serve(config: Config, manager: PluginManager, ranks: Sequence[Callable[..., 
     model = str(path)
     encoded = encode_config(config, manager)
     listener = listen(config.server.host, config.server.port)
-    worker_pool = WorkerPool((config.log_level, config.log_format))
-    # A signal that arrives while the workers start stays pending until the launcher handles it.
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     ranks = ranks or all_ranks(config.tp)
-    addresses = Addresses.make(config.server.tokenizers, len(ranks))
-    workers = {f"scheduler-{rank}": body for rank, body in enumerate(ranks)} | text_workers(addresses, model)
-    try:
-        log.info("starting %s with tp=%d and %d tokenizer processes", model, config.tp, config.server.tokenizers)
-        worker_pool.start(addresses, encoded, workers)
-        from minisgl.server.launcher import Launcher  # imports the HTTP libraries while the workers start
+    worker_pool = WorkerPool((config.log_level, config.log_format))
+    with _pending_signals() as pending, contextlib.closing(worker_pool), listener, asyncio.Runner() as runner:
+        addresses = Addresses.make(config.server.tokenizers, len(ranks))
+        workers = {f"scheduler-{rank}": body for rank, body in enumerate(ranks)} | text_workers(addresses, model)
+        try:
+            log.info("starting %s with tp=%d and %d tokenizer processes", model, config.tp, config.server.tokenizers)
+            worker_pool.start(addresses, encoded, workers)
+            from minisgl.server.launcher import Launcher  # imports the HTTP libraries while the workers start
 
-        launcher = Launcher(config, manager, addresses, worker_pool, listener, sampling_defaults)
-        return asyncio.run(launcher.run())
+            launcher = Launcher(config, manager, addresses, worker_pool, listener, sampling_defaults)
+            return runner.run(launcher.run(pending))
+        finally:  # before the event loop is closed, because a second Ctrl-C would then interrupt this
+            worker_pool.kill()
+            addresses.remove()
+
+
+@contextlib.contextmanager
+def _pending_signals() -> Iterator[list[int]]:
+    """Collect the signals that arrive while the workers start: the launcher handles them when its event loop runs.
+
+    Blocking the signals would not do: another thread, such as one of a numerical library, would receive them.
+    """
+    pending: list[int] = []
+    previous = {number: signal.getsignal(number) for number in SIGNALS}
+    for number, handler in previous.items():
+        if number != signal.SIGHUP or handler != signal.SIG_IGN:  # SIGHUP is ignored under nohup
+            signal.signal(number, lambda number, _: pending.append(number))
+    try:
+        yield pending
     finally:
-        worker_pool.kill()
-        worker_pool.close()
-        addresses.remove()
-        listener.close()
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def all_ranks(tp: int) -> list[Callable[..., None]]:

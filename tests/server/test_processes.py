@@ -362,6 +362,16 @@ def test_promise_10_sigint_during_start(tiny: Path, after: float) -> None:
         assert wait_for(lambda: not server.leftovers(), scaled_timeout(1.0)), server.leftovers()
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_promise_10_signal_while_the_workers_start(tiny: Path, number: signal.Signals) -> None:
+    """A signal between the first file of the server and its event loop ends the server in order, with no file left."""
+    with Server(f"model={tiny}", "num_pages=64", wait=False) as server:
+        assert wait_for(lambda: list(server.folder.glob("minisgl-sockets-*")), scaled_timeout(30), pause=0.001)
+        os.killpg(server.process.pid, number)
+        assert server.wait(scaled_timeout(30)) == (130 if number == signal.SIGINT else 0)
+        assert not list(server.folder.glob("minisgl-sockets-*"))  # the launcher itself has removed it
+
+
 FAULTY = """
 from dataclasses import dataclass
 
