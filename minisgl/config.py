@@ -79,6 +79,9 @@ class ServerConfig:
     """Number of tokenizer processes. With 0, the detokenizer process also tokenizes."""
     api_key: str | None = None
     """If set, every request must send the header ``Authorization: Bearer <api_key>``."""
+    admin_key: str | None = None
+    """If set, a request with the header ``Authorization: Bearer <admin_key>`` may empty the prefix cache
+    (``/flush_cache``) and abort requests (``/abort_request``). Default: no request may."""
     served_model_name: str | None = None
     """The name of the model in the API. Default: the value of the option ``model``."""
     max_queued: int = 4096
@@ -296,6 +299,7 @@ class Config:
         need(0 <= self.server.port <= 65535, "server.port", "between 0 (any free port) and 65535")
         need(self.server.tokenizers >= 0, "server.tokenizers", "at least 0")
         need(self.server.api_key != "", "server.api_key", "a key, or null for none")
+        need(self.server.admin_key != "", "server.admin_key", "a key, or null for none")
         need(self.server.served_model_name != "", "server.served_model_name", "a name, or null for the model's")
         for key in ("max_queued", "max_connections"):
             need(getattr(self.server, key) >= 1, f"server.{key}", "at least 1")

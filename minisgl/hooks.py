@@ -288,7 +288,8 @@ def minisgl_pages_cached(step: int, req: Req, pages: I32, start: int, cached_pag
 def minisgl_pages_evicted(step: int, pages: I32) -> None:
     """Observe the eviction of pages from the prefix cache.
 
-    When: when too few pages are free for an allocation, just before the allocation. The evicted pages are free now.
+    When: when too few pages are free for an allocation, just before the allocation, or when the cache is emptied. The
+    evicted pages are free now.
 
     - ``step``: number of the step that is being built.
     - ``pages``: the evicted pages, int32 ``[pages]``.

@@ -162,6 +162,12 @@ class GetStats(Message):
     uid: int
 
 
+class FlushCache(Message):
+    """An instruction to the scheduler to empty its prefix cache. It answers with `CacheFlushed`."""
+
+    uid: int
+
+
 class Stop(Message):
     """An instruction to a process to release its resources and exit."""
 
@@ -286,6 +292,13 @@ class Stats(Message):
     text: str = ""
 
 
+class CacheFlushed(Message):
+    """The answer to `FlushCache`: the number of evicted pages. None: a request was open, so nothing was evicted."""
+
+    uid: int
+    pages: int | None
+
+
 class Pong(Message):
     """The answer of the worker ``worker`` to `Ping`.
 
@@ -306,6 +319,8 @@ AnyMessage: TypeAlias = (
     | DetokenizeRequest
     | Schedule
     | GetStats
+    | FlushCache
+    | CacheFlushed
     | Stop
     | Ping
     | Pong

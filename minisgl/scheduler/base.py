@@ -194,6 +194,13 @@ class Constraint(Protocol):
         ends the request with an error, if it gets as far.
         """
 
+    def is_ready(self, seconds: float = 0.0) -> bool:
+        """Return whether the other methods answer at once. Wait for this for at most ``seconds``.
+
+        A request enters the waiting queue when its constraint is ready. By default, it always is.
+        """
+        return True
+
     def allowed(self, drafts: Sequence[int]) -> int:
         """Return how many of the drafts the grammar allows: those before the first that it forbids."""
         for count, (mask, draft) in enumerate(zip(self.masks(drafts), drafts, strict=False)):

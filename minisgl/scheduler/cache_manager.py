@@ -215,15 +215,33 @@ class CacheManager:
     def _allocate(self, n: int, owner: int | I32) -> I32:
         """Allocate ``n`` pages for ``owner`` (or ``owner[i]`` each). Evict cached pages first if too few are free."""
         if n > self.allocator.num_free:
-            evicted = self.cache.evict(n - self.allocator.num_free)
-            self.allocator.free_evicted(evicted)
-            self._version += 1
-            self.evicted_pages += len(evicted)
-            self.events.pages_evicted(self.last_launched_step + 1, evicted)
+            self._evict(n - self.allocator.num_free)
         pages = self.allocator.allocate(n, owner)
         if n:
             self._allocated.append((np.broadcast_to(np.asarray(owner, np.int32), n), pages))
         return pages
+
+    def _evict(self, n: int) -> int:
+        evicted = self.cache.evict(n)
+        self.allocator.free_evicted(evicted)
+        self._version += 1
+        self.evicted_pages += len(evicted)
+        self.events.pages_evicted(self.last_launched_step + 1, evicted)
+        return len(evicted)
+
+    def flush(self) -> int:
+        """Evict all cached pages that no request uses. Return their number."""
+        return self._evict(self.cache.evictable_pages) if self.cache.evictable_pages else 0
+
+    def stats(self) -> dict[str, int]:
+        """Return the number of pages in each state, and of those evicted since the start, for `Scheduler.stats`."""
+        names = ("num_free_pages", "num_cached_pages", "num_evictable_pages", "num_retiring_pages")
+        counts = dict(zip(names, self.page_counts(), strict=True))
+        return {"evicted_pages": self.evicted_pages, "num_pages": self.spec.num_pages, **counts}
+
+    def check_idle(self) -> None:
+        """Raise AssertionError unless the KV pool is whole, and no request owns a page or row (promise 9)."""
+        self.allocator.check_idle(self.cache.total_pages)
 
     def pop_page_table_updates(self) -> tuple[I32, I32, I32]:
         """Return the page-table entries that changed since the last call, oldest first, and forget them.

@@ -32,13 +32,8 @@ from minisgl.scheduler.base import Constraint, Running, SchedulerPolicy, Specula
 from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.scheduler.observer import Observer
 from minisgl.scheduler.planner import Planner, req_pool_indices_of
-from minisgl.scheduler.steps import Counters, InFlightStep, ResultReader, StepBuilder, token_masks
-from minisgl.scheduler.waiting_queue import NO_GROUP, WaitingQueue, check_request, seed_of
-
-NO_TOKEN = (
-    "The grammar of the request allows no token after this text, or it has grown too large. With bad_words or "
-    "allowed_token_ids, they may forbid the tokens that it allows."
-)
+from minisgl.scheduler.steps import NO_TOKEN, Counters, InFlightStep, ResultReader, StepBuilder, token_masks
+from minisgl.scheduler.waiting_queue import NO_GROUP, PreparingRequests, WaitingQueue, check_request, seed_of
 
 
 class Scheduler:
@@ -87,6 +82,7 @@ class Scheduler:
         self.requests: dict[int, Req] = {}  # open requests (waiting and running) by uid
         make_queue = getattr(policy, "make_queue", None)
         self.waiting = WaitingQueue() if make_queue is None else make_queue(lambda: self.request_table.reqs)
+        self.preparing = PreparingRequests()  # requests that wait for their grammar: they are not in the queue yet
         self.in_flight: deque[InFlightStep] = deque()
         self.next_step_id = 0
         self._arrivals = self._admissions = 0
@@ -118,7 +114,7 @@ class Scheduler:
             req.constraint = self.constraint_of(req)
         self._arrivals += 1
         self.requests[uid] = req
-        self.waiting.add(req)
+        (self.waiting if req.constraint is None or req.constraint.is_ready() else self.preparing).add(req)
         self._idle = False
         self.events.request_added(req, self.clock())
 
@@ -136,8 +132,8 @@ class Scheduler:
         self._failure = self._failure or message
         for req in list(self.requests.values()):
             self._reply(req, Finished(req.uid, "error", error=message))
-        self.waiting.clear()
-        self.in_flight.clear()
+        for reqs in (self.waiting, self.preparing, self.in_flight):
+            reqs.clear()
         return self._pop_output()
 
     def _check_alive(self) -> None:
@@ -176,6 +172,9 @@ class Scheduler:
            `_finish`, `CacheManager.release`.
         """
         self.read_verification()
+        for req in self.preparing.pop_ready(is_idle=len(self.preparing) == len(self.requests) and not self.in_flight):
+            req.queued_at_step = self.next_step_id
+            self.waiting.add(req)
         launched = self._launch()  # 1 to 6
         while len(self.in_flight) > 1:
             self._process_result()  # 7 and 8
@@ -188,7 +187,7 @@ class Scheduler:
         self.events.pages_counted(self.next_step_id, *self.cache_manager.page_counts())
         if not self.requests and not self.in_flight and not self._idle:
             self._idle = True
-            self.cache_manager.allocator.check_idle(self.cache_manager.cache.total_pages)
+            self.cache_manager.check_idle()
         return self._pop_output()
 
     def read_verification(self) -> None:
@@ -201,6 +200,14 @@ class Scheduler:
         self._check_alive()
         while self.in_flight and self.in_flight[-1].step.num_verify:
             self._process_result()
+
+    def flush_cache(self) -> int | None:
+        """Evict all pages of the prefix cache. Return their number, or None if a request is open: nothing changes."""
+        if self.requests:
+            return None
+        while self.in_flight:  # steps of requests that have ended
+            self._process_result()
+        return self.cache_manager.flush()
 
     def _pop_output(self) -> Output:
         out, self._output = self._output, Output([], [], [], {}, {})
@@ -343,7 +350,7 @@ class Scheduler:
         for req, reason in ended:
             req.finish_reason = reason
             if req.req_pool_idx < 0:
-                self.waiting.remove(req)
+                (self.preparing if req in self.preparing else self.waiting).remove(req)
         if running:
             self._release(running)
         for req, reason in ended:
@@ -367,26 +374,17 @@ class Scheduler:
 
     def stats(self) -> dict[str, int]:
         """Return counters since the start and, with names that begin with ``num_``, current numbers."""
-        free, cached, evictable, retiring = self.cache_manager.page_counts()
         return {
             **self.counters,
             **({} if self.speculation is None else self.speculation.stats()),
-            "evicted_pages": self.cache_manager.evicted_pages,
-            "num_waiting_reqs": len(self.waiting),
+            **self.cache_manager.stats(),
+            "num_waiting_reqs": len(self.waiting) + len(self.preparing),
             "num_running_reqs": len(self.request_table.reqs),
             "num_in_flight_steps": len(self.in_flight),
-            "num_pages": self.spec.num_pages,
-            "num_free_pages": free,
-            "num_cached_pages": cached,
-            "num_evictable_pages": evictable,
-            "num_retiring_pages": retiring,
         }
 
     def close(self) -> None:
-        """End the open requests with the error `INTERRUPTED`, and free what is held for drafts.
-
-        The scheduler can't be used any more.
-        """
+        """End the open requests with the error `INTERRUPTED`, and free what drafts hold. Call nothing after it."""
         self.fail(INTERRUPTED)
         if self.speculation is not None:
             self.speculation.close()
@@ -397,4 +395,4 @@ class Scheduler:
         assert not self.in_flight, f"steps are in flight: {[launched.step.id for launched in self.in_flight]}"
         self.cache_manager.cache.check()
         self.cache_manager.allocator.check(self.cache_manager.cache.total_pages)
-        self.cache_manager.allocator.check_idle(self.cache_manager.cache.total_pages)
+        self.cache_manager.check_idle()

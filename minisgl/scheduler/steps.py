@@ -290,6 +290,13 @@ class ResultReader:
                 out.prompt_logprobs.setdefault(req.uid, []).extend(entries)
 
 
+NO_TOKEN = (
+    "The grammar of the request allows no token after this text, or it has grown too large. With bad_words or "
+    "allowed_token_ids, they may forbid the tokens that it allows."
+)
+"""The error of a request whose next mask allows no token."""
+
+
 def token_masks(launched: InFlightStep, vocab_size: int) -> TokenMasks:
     """Return the masks of a launched step that waits for those of its grammars.
 

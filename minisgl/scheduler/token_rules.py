@@ -71,6 +71,9 @@ class TokenRules(Constraint):
         if self._grammar is not None:
             self._grammar.advance(tokens)
 
+    def is_ready(self, seconds: float = 0.0) -> bool:
+        return self._grammar is None or self._grammar.is_ready(seconds)
+
     def forced(self, count: int) -> Sequence[int]:
         """Return the tokens that the grammar forces: `Constraint.forced`."""
         return () if self._grammar is None else self._grammar.forced(count)
@@ -116,6 +119,9 @@ class AfterToken(Constraint):
             was_start, self._state = self._state == "start", self._next(self._state, token)
             if was_start and self._state == "made":
                 self._made.advance([token])
+
+    def is_ready(self, seconds: float = 0.0) -> bool:
+        return self._made.is_ready(seconds)
 
     def forced(self, count: int) -> Sequence[int]:
         return self._made.forced(count) if self._state == "made" else ()

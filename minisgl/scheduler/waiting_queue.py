@@ -150,3 +150,41 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Req]:
         """Yield the requests in order of urgency. The queue must not change meanwhile."""
         return iter(self._by_urgency)
+
+
+class PreparingRequests:
+    """New requests whose constraint is not ready: a thread compiles their grammar. They wait outside of the queue."""
+
+    WAIT = 0.01
+    """Seconds that a turn without other work waits for a constraint."""
+
+    def __init__(self) -> None:
+        self._reqs: dict[int, Req] = {}  # by uid, in order of arrival
+
+    def add(self, req: Req) -> None:
+        """Add a request."""
+        self._reqs[req.uid] = req
+
+    def remove(self, req: Req) -> None:
+        """Remove a request. Raise KeyError if it is not here."""
+        del self._reqs[req.uid]
+
+    def pop_ready(self, is_idle: bool) -> list[Req]:
+        """Remove and return the requests whose constraint is ready. If ``is_idle``, wait for the first one a moment."""
+        seconds = self.WAIT if is_idle else 0.0
+        ready = []
+        for req in list(self._reqs.values()):
+            if req.constraint is None or req.constraint.is_ready(seconds):
+                ready.append(self._reqs.pop(req.uid))
+            seconds = 0.0
+        return ready
+
+    def clear(self) -> None:
+        """Remove all requests."""
+        self._reqs.clear()
+
+    def __len__(self) -> int:
+        return len(self._reqs)
+
+    def __contains__(self, req: Req) -> bool:
+        return req.uid in self._reqs

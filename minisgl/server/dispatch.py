@@ -19,7 +19,9 @@ from minisgl.core import EngineSpec, Finished, InvalidRequestError, SamplingPara
 from minisgl.message import (
     Abort,
     Accepted,
+    CacheFlushed,
     Delta,
+    FlushCache,
     GetStats,
     Limits,
     Message,
@@ -209,11 +211,11 @@ class Dispatcher:
             self._check_idle()
             self._tokenizers[stream.tokenizer].send(Abort(open_uids))
 
-    def end(self, stream: Stream, message: str, status: int) -> None:
-        """Abort the stream's open requests, and end each of them with an error."""
+    def end(self, stream: Stream, message: str, status: int, code: str = "") -> None:
+        """Abort the stream's open requests, and end each of them with an error. ``code`` is that of `ApiError`."""
         open_uids = [uid for uid in stream.uids if uid in self._requests]
         for uid in open_uids:
-            self._deliver(Delta(uid, finish=Finished(uid, "error", error=message, status=status)))
+            self._deliver(Delta(uid, finish=Finished(uid, "error", error=message, status=status, code=code)))
         if open_uids:
             self._tokenizers[stream.tokenizer].send(Abort(open_uids))
 
@@ -243,6 +245,10 @@ class Dispatcher:
     async def stats(self) -> Stats:
         """Ask the scheduler for its counts, which it reads between two steps. Raise `ApiError` (503)."""
         return await self._query(self._scheduler, GetStats, Stats)
+
+    async def flush_cache(self) -> int | None:
+        """Empty the prefix cache. Return the number of its pages, or None if a request is open. Raise `ApiError`."""
+        return (await self._query(self._scheduler, FlushCache, CacheFlushed)).pages
 
     def ping(self, worker: str) -> asyncio.Future[Pong]:
         """Ask a worker process, by its name, for a sign of life. The result has no end if the worker does not answer.
@@ -290,7 +296,7 @@ class Dispatcher:
                     if uid in self._requests:
                         stream, index = self._requests[uid]
                         stream.accept(index, tokens)
-            case TokenizerReply(uid=uid) | Stats(uid=uid):
+            case TokenizerReply(uid=uid) | Stats(uid=uid) | CacheFlushed(uid=uid):
                 future = self._queries.get(uid)
                 if future is not None and not future.done():
                     future.set_result(message)

@@ -17,7 +17,9 @@ from minisgl.engine.ranks import Peers, follow
 from minisgl.message import (
     Abort,
     Accepted,
+    CacheFlushed,
     Delta,
+    FlushCache,
     GetStats,
     Message,
     NewRequest,
@@ -216,6 +218,8 @@ class SchedulerLoop:
             case GetStats(uid=uid):
                 values = {name: float(value) for name, value in self._scheduler.stats().items()}
                 self._to_api(Stats(uid, values, "".join(self._metrics())))
+            case FlushCache(uid=uid):
+                self._to_api(CacheFlushed(uid, self._scheduler.flush_cache()))
             case Ping():
                 self._to_api(Pong(LEADER, self._inbox.num_dropped, self._calls()))
             case Stop():

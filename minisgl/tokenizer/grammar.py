@@ -22,7 +22,8 @@ class Grammars(Protocol):
     def constraint(self, grammar: Grammar, vocab_size: int, end_ids: Sequence[int]) -> Constraint:
         """Return the constraint of a new request, whose grammar was checked. Called in rank 0's process.
 
-        It must return soon, since all other requests wait. Masks have ``vocab_size`` tokens. The tokens ``end_ids`` end
+        It must return soon, since all other requests wait: what takes long is for a thread, and the constraint is not
+        ready before (`Constraint.is_ready`). Masks have ``vocab_size`` tokens. The tokens ``end_ids`` end
         an answer: they are allowed where the grammar allows an end.
         """
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from minisgl.core import I32, EngineSpec
-from minisgl.scheduler.scheduler import NO_TOKEN
+from minisgl.scheduler.steps import NO_TOKEN
 from minisgl.trace import events as ev
 from minisgl.trace.tree import PageTree
 

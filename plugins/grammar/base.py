@@ -6,7 +6,7 @@ import json
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,7 +59,7 @@ class Grammars:
     """Makes the matchers of one scheduler. Subclasses define `_check` and `_matcher`.
 
     Compiling a grammar may take a while, and the first one also prepares the vocabulary. A thread does both, while the
-    scheduler computes the request's prompt; only its first mask waits for the thread.
+    scheduler computes other requests: this one enters the waiting queue when its matcher is ready.
     """
 
     def __init__(self, tokenizer: Tokenizer):
@@ -95,6 +95,9 @@ class _Later(Constraint):
     def __init__(self, made: Future[Constraint], vocab_size: int):
         self._made, self._vocab_size = made, vocab_size
         self._failed = False
+
+    def is_ready(self, seconds: float = 0.0) -> bool:
+        return self._made.done() or (seconds > 0 and bool(wait([self._made], seconds).done))
 
     def _call(self, name: str, given: Any) -> Any:
         """Return ``name(given)`` of the matcher, or None if it has failed."""

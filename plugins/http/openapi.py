@@ -18,6 +18,7 @@ from fastapi.routing import APIRoute
 
 from minisgl import hookimpl
 from minisgl.config import Config
+from minisgl.plugins.http.admin import AbortBody
 from minisgl.plugins.http.answer_format import READERS
 from minisgl.plugins.http.compatible import HINTS
 from minisgl.plugins.http.tokenize import DetokenizeBody, TokenizeBody
@@ -34,9 +35,12 @@ BODIES: Mapping[str, type[msgspec.Struct]] = MappingProxyType(
         "/v1/completions": CompletionRequest,
         "/tokenize": TokenizeBody,
         "/detokenize": DetokenizeBody,
+        "/abort_request": AbortBody,
     }
 )
 """Route → the struct of its body. The body of another route is described as any object."""
+NO_BODY = ("/ping", "/flush_cache")
+"""Routes for POST requests without a body."""
 _TOKEN_ID = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
 _NUMBER_OF_LOGPROBS = {"minimum": 0, "maximum": SamplingParams.MAX_LOGPROBS}
 BOUNDS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -148,7 +152,7 @@ def _operation(route: APIRoute, path: str, method: str) -> dict[str, Any]:
         operation["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
         ]
-    if method == "POST" and path != "/ping":
+    if method == "POST" and path not in NO_BODY:
         kind = BODIES.get(path)
         schema = {"type": "object"} if kind is None else {"$ref": f"#/components/schemas/{kind.__name__}"}
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
