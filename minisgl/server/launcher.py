@@ -77,8 +77,8 @@ class Launcher:
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                 continue  # nohup: the server goes on when its terminal is closed
             loop.add_signal_handler(number, self._events.put_nowait, int(number))
-        for number in pending:
-            self._events.put_nowait(number)
+        for arrived in pending:
+            self._events.put_nowait(arrived)
         for worker in self.worker_pool.workers:
             for descriptor in (worker.pipe.fileno(), worker.process.sentinel):
                 loop.add_reader(descriptor, self._on_worker_event, worker, descriptor)
