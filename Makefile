@@ -31,7 +31,7 @@ BIN := $(VENV)/bin
 BASE := $(VENV)/.minisgl-base
 TOOLS := $(VENV)/.minisgl-tools
 TYPES := build/types
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 # The processes that tests start then load compiled modules.

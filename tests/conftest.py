@@ -1,6 +1,8 @@
 """Settings for all tests: torch uses one thread, because the tests' tensors are small and tests run in parallel.
 
-Hypothesis gets no deadline: an example takes long on a busy machine.
+Hypothesis gets no deadline: an example takes long on a busy machine. When several processes run the tests, a module's
+tests run in one of them, so that its fixtures are made once, and the modules that take longest begin first, so that no
+process waits for another at the end.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -17,6 +20,33 @@ from minisgl.utils.lazy import LazyModule
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 hypothesis.settings.register_profile("minisgl", deadline=None)
 hypothesis.settings.load_profile("minisgl")
+
+TESTS = Path(__file__).parent
+LONGEST = (
+    "chapters/lab/test_solutions.py",
+    "server/test_processes.py",
+    "chapters/lab/test_grading.py",
+    "chapters/ladder/test_stages.py",
+    "server/test_tools.py",
+    "server/test_greedy_over_http.py",
+    "server/test_failing_plugins.py",
+    "server/test_connections.py",
+    "chapters/lab/test_stretch.py",
+    "chapters/lab/test_grader.py",
+    "server/test_errors.py",
+)
+"""The modules whose tests take longest, the longest first. A module that is missing here only begins later."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests of a module into one group, unless they have another, and the longest modules first."""
+    order = {name: i for i, name in enumerate(LONGEST)}
+    modules = {item: item.path.relative_to(TESTS).as_posix() for item in items}
+    for item, module in modules.items():
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(module))
+    items.sort(key=lambda item: order.get(modules[item], len(order)))
 
 
 @pytest.fixture(autouse=True, scope="module")

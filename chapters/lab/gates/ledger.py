@@ -668,7 +668,7 @@ def five(student: Student) -> str:
         audit(student, workload)
         found.add(workload["bug"])
 
-    search(make, check, seconds=SECONDS, show=draw)(student)
+    search(make, check, seconds=SECONDS, at_least=len(BUGS), show=draw)(student)
     assert student.replay is not None or len(found) == len(BUGS), f"only the bugs {found} did damage"
     return f"{len(found)} of {len(BUGS)} planted bugs found"
 

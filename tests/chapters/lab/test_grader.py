@@ -787,6 +787,11 @@ def test_shipped_plugins_are_forbidden(name: str) -> None:
 def test_missing_client(lab: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the openai client, the server gate does not run and the other verdicts stay."""
 
+    def short(torch: bool) -> ForkServer:
+        server = ForkServer(torch)
+        server.search_share = 0.05
+        return server
+
     class Unasked:
         def __init__(self, *args: object) -> None: ...
         def __enter__(self) -> Unasked:
@@ -796,6 +801,7 @@ def test_missing_client(lab: Callable[..., Result], tmp_path: Path, monkeypatch:
         def run(self, gate: Gate) -> str:
             raise Missing("no client: pip install openai")
 
+    monkeypatch.setattr(grader, "ForkServer", short)
     monkeypatch.setattr(POLICY.module, "SERVED", Unasked, raising=False)
     (tmp_path / POLICY.file).write_text(solution(POLICY), "utf-8")
     said = lab("test", "policy")
@@ -825,8 +831,11 @@ def test_circle_of_causes_ends(tmp_path: Path) -> None:
     assert list(causes_of(first)) == [first, second]
 
 
-def test_needed_gate_stops_the_gate_that_needs_it(tmp_path: Path) -> None:
+def test_needed_gate_stops_the_gate_that_needs_it(
+    tmp_path: Path, fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A wrong index makes right copies wrong: they are not blamed. An index to be written stops nothing."""
+    monkeypatch.setattr(fork_server, "search_share", 0.1)
     lab = find("draft")
     right = solution(lab)
     wrong = right.replace("= len(self.tokens)\n", "= len(self.tokens) - 1\n")
@@ -837,7 +846,7 @@ def test_needed_gate_stops_the_gate_that_needs_it(tmp_path: Path) -> None:
     tried = []
     for text in (wrong, unwritten):
         (tmp_path / lab.file).write_text(text)
-        report = grade(lab, tmp_path / lab.file, seed=1, serve=False)
+        report = grade(lab, tmp_path / lab.file, seed=1, serve=False, fork_server=fork_server)
         tried.append([verdict.gate for verdict in report.verdicts if verdict.tried])
     assert tried == [["loads", "index"], ["loads", "index", "copy", "turn"]]
 

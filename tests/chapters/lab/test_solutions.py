@@ -17,8 +17,9 @@ import ast
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,9 @@ variable MINISGL_LAB_SEED sets another seed: try several after a change of a gat
 ALL_GATES = os.environ.get("MINISGL_LAB_GATES") == "all"
 """Whether all gates grade a wrong solution, as they grade a student's, instead of the one that must catch it. A right
 solution is then graded with as many workloads as a student's, instead of `SHARE` of them."""
-SHARE = 0.25
+SHARE = 1.0 if ALL_GATES else 0.1
+"""The share of a student's random workloads with which right solutions are graded. The workloads that a gate always
+runs, among them the large ones, are no part of it."""
 
 
 def files(lab: Lab, kind: str) -> list[Path]:
@@ -124,9 +127,23 @@ def _after_imports(tree: ast.Module) -> int:
 # ---- the tests -------------------------------------------------------------------------------------------
 
 
-def seeded(kind: str) -> list[tuple[str, str]]:
-    """Return (lab, file name) of all seeded solutions of a kind."""
-    return [(name, file.stem) for name, lab in LABS.items() for file in files(lab, kind)]
+def one_process(name: str) -> pytest.MarkDecorator:
+    """Return the mark that lets the tests of a lab run in one process: its modules are imported once."""
+    return pytest.mark.xdist_group(f"solutions of {name}")
+
+
+def each_lab(labs: Iterable[str] = LABS) -> list[Any]:
+    """Return the names of labs as parameters of a test."""
+    return [pytest.param(name, marks=one_process(name)) for name in labs]
+
+
+def seeded(kind: str) -> list[Any]:
+    """Return (lab, file name) of all seeded solutions of a kind, as parameters of a test."""
+    return [
+        pytest.param(name, file.stem, marks=one_process(name))
+        for name, lab in LABS.items()
+        for file in files(lab, kind)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -163,10 +180,11 @@ def test_lab_is_complete(name: str) -> None:
         assert gate_of(file) in [*(["loads"] if lab.plugin else []), *(g.name for g in lab.gates if not g.served)], file
 
 
-@pytest.mark.parametrize("name", LABS)
-def test_reference(name: str, tmp_path: Path, fork_server: ForkServer) -> None:
+@pytest.mark.parametrize("name", each_lab())
+def test_reference(name: str, tmp_path: Path, fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference passes every gate, including the server's. A lab without a reference uses a right solution."""
     lab = LABS[name]
+    monkeypatch.setattr(fork_server, "search_share", SHARE)
     path = tmp_path / lab.file
     if lab.plugin:
         path.write_text(solution(lab))
@@ -184,7 +202,7 @@ def test_right_solution(
     lab, right = LABS[name], seed(name, file)
     text = "" if ALL_GATES or right.is_dir() else right.read_text("utf-8")
     only = re.findall(r"^# gate: (\S+)$", text, re.MULTILINE)
-    monkeypatch.setattr(fork_server, "search_share", 1.0 if ALL_GATES else SHARE)
+    monkeypatch.setattr(fork_server, "search_share", SHARE)
     path = write(lab, right, tmp_path)
     report = grade(lab, path, only=only, serve=False, fork_server=fork_server, seed=SEED)
     tried = [verdict for verdict in report.verdicts if verdict.tried]
@@ -192,7 +210,7 @@ def test_right_solution(
     assert len(tried) == len(only or [*[1] * bool(lab.plugin), *(gate for gate in lab.gates if not gate.served)])
 
 
-@pytest.mark.parametrize("name", [name for name, lab in LABS.items() if lab.plugin])
+@pytest.mark.parametrize("name", each_lab(name for name, lab in LABS.items() if lab.plugin))
 def test_parts(name: str, tmp_path: Path, fork_server: ForkServer) -> None:
     """The skeleton fails, and each solved part turns exactly its own gate green."""
     lab = LABS[name]

@@ -176,8 +176,11 @@ def test_better_plugin_beats_it(server: ForkServer, name: str, tmp_path: Path) -
         ("slo", "share rows room"),
     ],
 )
-def test_better_plugin_passes_the_gates(server: ForkServer, name: str, gates: str, tmp_path: Path) -> None:
+def test_better_plugin_passes_the_gates(
+    server: ForkServer, name: str, gates: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A student measures the number only after all gates are green."""
+    monkeypatch.setattr(server, "search_share", 0.1)
     lab = find(name)
     path = tmp_path / lab.file
     path.write_text(better(name))
