@@ -21,7 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests st
 hypothesis.settings.register_profile("minisgl", deadline=None)
 hypothesis.settings.load_profile("minisgl")
 
-TESTS = Path(__file__).parent
+TESTS = f"{Path(__file__).parent.as_posix()}/"
 LONGEST = (
     "chapters/lab/test_solutions.py",
     "server/test_processes.py",
@@ -42,7 +42,7 @@ LONGEST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests of a module into one group, unless they have another, and the longest modules first."""
     order = {name: i for i, name in enumerate(LONGEST)}
-    modules = {item: item.path.relative_to(TESTS).as_posix() for item in items}
+    modules = {item: item.path.as_posix().removeprefix(TESTS) for item in items}
     for item, module in modules.items():
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(module))
