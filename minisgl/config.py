@@ -49,7 +49,7 @@ In the other groups the engine then does without a part: no graphs, no drafts, o
 """
 LOAD_FORMATS = ("auto", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-QUANTIZE = ("auto", "fp8")
+QUANTIZE = ("auto", "fp8", "int8", "int4")
 DEVICES = ("auto", "cpu", "cuda")
 GENERATION_CONFIG = ("auto", "none")
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
@@ -186,7 +186,9 @@ class Config:
     quantize: str = "auto"
     """``auto`` keeps the linear layers as the checkpoint stores them, but dequantises weights in FP8 that have another
     layout than blocks of 128 × 128, and those of a model with experts. ``fp8`` also quantises the linear layers of a
-    dense model in another dtype or layout while it is loaded: e4m3 with a scale for each block of 128 × 128."""
+    dense model in another dtype or layout while it is loaded: e4m3 with a scale for each block of 128 × 128. ``int8``
+    and ``int4`` quantise them, the embedding and the LM head, on a CPU: integers with a scale for each 32 columns of a
+    row."""
     device: str = "auto"
     """``cpu`` or ``cuda``. ``auto`` is cuda if torch finds a CUDA device, else cpu."""
     tp: int = 1

@@ -38,7 +38,8 @@ class PagedModel:
     - ``path``: a checkpoint directory, or a config; a model built from a config has random weights.
     - ``comm``, ``attention``, ``moe``, ``fp8_gemm``: communicator and backends; by default the plugins named ``torch``.
     - ``kernels``: the part of the group ``kernels`` that converts the model.
-    - ``quantize``: quantise the linear layers in FP8 while they are loaded. An FP8 checkpoint is not changed.
+    - ``quantize``: quantise weights while they are loaded: True is "fp8". An FP8 checkpoint is not changed.
+    - ``quantization_options``: options of the part that reads quantised weights, in place of the defaults.
     - ``source``: weights to load in place of the checkpoint's.
     - ``manager``: loads the default plugins and model classes.
     - ``model``: the model class; by default the class that config.json names.
@@ -58,7 +59,8 @@ class PagedModel:
         moe: MoeBackend | None = None,
         fp8_gemm: Any = None,
         kernels: str = "auto",
-        quantize: bool = False,
+        quantize: bool | str = False,
+        quantization_options: Any = None,
         source: WeightSource | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
@@ -75,15 +77,19 @@ class PagedModel:
         converters: list[ModelConverter] = []
         quantization: Quantization | None = None
         if quantize or self.config.raw.get("quantization_config"):
-            stored = self.config.raw.get("quantization_config")
+            stored, wanted = (
+                self.config.raw.get("quantization_config"),
+                quantize if isinstance(quantize, str) else "fp8",
+            )
             quantization = manager.build(
                 "quantization",
-                manager.make("quantization", quantization_of(stored, manager) if stored else "fp8"),
+                quantization_options
+                or manager.make("quantization", quantization_of(stored, manager) if stored else wanted),
                 device=device,
                 dtype=dtype,
                 build_part=lambda group: fp8_gemm or _make(manager, group, device=device),
             )
-            quantization.read(self.config, quantize)
+            quantization.read(self.config, bool(quantize))
             converters.append(quantization)
         part: Kernels = manager.build("kernels", manager.make("kernels", kernels), device=device)
         converters.append(part)

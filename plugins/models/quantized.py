@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from minisgl.config import Config, ConfigError
+from minisgl.config import QUANTIZE, Config, ConfigError
 from minisgl.hooks import hookimpl
 from minisgl.models.resolve import resolve_model
 
@@ -25,8 +25,6 @@ def minisgl_convert_model(
     config: Config, manager: PluginManager, model: ModelConfig, ctx: Context
 ) -> Quantization | None:
     """Build the part, if the checkpoint has quantised weights or ``quantize`` asks for them."""
-    if not model.raw.get("quantization_config") and config.quantize == "auto":
-        return None
     return build_quantization(config, manager, resolve_model(config.model), model, ctx.device, ctx.dtype, ctx.part)
 
 
@@ -45,6 +43,11 @@ def build_quantization(
     """
     stored, quantize = model.raw.get("quantization_config"), config.quantize != "auto"
     if not stored and not quantize:
+        if config.quantization is not None:
+            raise ConfigError(
+                f"quantization is given, but the weights of {config.model} are not quantised: leave it out, or use "
+                "quantize."
+            )
         return None
     if quantize and model.num_experts:
         raise ConfigError(
@@ -52,9 +55,10 @@ def build_quantization(
         )
     file = path / "config.json" if path.is_dir() else path
     try:
-        options = config.quantization
+        options, name = config.quantization, quantization_of(stored, manager) if stored else config.quantize
+        if quantize and name in QUANTIZE and name != config.quantize:
+            raise ConfigError(f"its weights are in {name} already, so quantize={config.quantize} can't be used.")
         if options is None:
-            name = quantization_of(stored, manager) if stored else config.quantize
             options = manager.make("quantization", name)
         quantization: Quantization = manager.build(
             "quantization",

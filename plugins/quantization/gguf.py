@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class GgufQuantization:
-    """The weights of a GGUF file, dequantised to the model's dtype while they are loaded."""
+    """The weights of a GGUF file."""
+
+    weights: str = "auto"
+    """``quantized`` keeps the integers that the file stores, on a CPU, and multiplies them with activations that are
+    rounded to 8 bits, as llama.cpp does. ``dequantized`` converts them to the option ``dtype`` while they are loaded.
+    ``auto`` is quantized on a CPU with a C++ compiler, else dequantized."""
 
     methods: ClassVar[tuple[str, ...]] = ("gguf",)
     """The values of ``quant_method`` in config.json that this plugin reads."""
@@ -32,7 +37,7 @@ class GgufQuantization:
     def build(self, device: torch.device, dtype: torch.dtype) -> Quantization:
         from minisgl.plugins.quantization.ggml.converter import GgufConverter
 
-        return GgufConverter()
+        return GgufConverter(self.weights, device, dtype)
 
 
 @hookimpl

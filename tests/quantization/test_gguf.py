@@ -22,6 +22,7 @@ from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.gguf_files import _tensors, tiny_gguf
 from minisgl.testing.oracle import Oracle
 from minisgl.testing.paged import PagedModel
+from minisgl.testing.ranks import run_ranks
 from minisgl.tokenizer.tokenizer import Tokenizer
 
 gguf = pytest.importorskip("gguf")
@@ -57,11 +58,15 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 @pytest.fixture(scope="module")
 def manager() -> PluginManager:
     """Return one plugin manager for all tests of the module."""
-    return PluginManager.load()
+    manager = PluginManager.load()
+    manager.load_all("quantization")
+    return manager
 
 
 def logits(path: Path, ids: torch.Tensor, manager: PluginManager, **options: Any) -> torch.Tensor:
-    """Return minisgl's logits of one prompt."""
+    """Return minisgl's logits of one prompt, with the weights of a GGUF file dequantised."""
+    if "quantization_config" in json.loads((path / "config.json").read_text("utf-8")):
+        options["quantization_options"] = manager.configs["quantization"]["gguf"](weights="dequantized")
     model = PagedModel(path, max_seq_len=len(ids), max_running_requests=1, manager=manager, **options)
     return model.run([(0, 0, ids)])[0]
 
@@ -212,6 +217,73 @@ def test_sentence_piece(tmp_path: Path) -> None:
         assert llm.tokenizer.encode("aé") == [1, ids["▁a"], ids["<0xC3>"], ids["<0xA9>"]]
         assert llm.tokenizer.decode(llm.tokenizer.encode("ab é b")) == "ab é b"
         assert llm.tokenizer.eos_ids == {2}
+
+
+# ---- weights that stay quantised --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["llama-q8", "llama-tied", "llama-biases", "qwen2-q4k", "qwen3-q6k", "qwen3-moe"])
+def test_weights_stay_quantised(case: str, tmp_path: Path, manager: PluginManager) -> None:
+    """Only activations are rounded: the logits differ little, also with two ranks. Experts alone are dequantised."""
+    architecture, kind, overrides = CASES[case]
+    view = resolve_model(
+        str(tiny_gguf(tiny_checkpoint(architecture, tmp_path / "c", **overrides), tmp_path / "m.gguf", kind))
+    )
+    ids = torch.randint(0, 320, (20,), generator=torch.Generator().manual_seed(1))
+    want = logits(view, ids, manager)
+    options = manager.configs["quantization"]["gguf"](weights="quantized")
+    model = PagedModel(view, manager=manager, quantization_options=options)
+    assert all(p.dim() == 1 or "experts" in name or ".gate" in name for name, p in model.model.named_parameters())
+    got = model.run([(0, 0, ids)])[0]
+    error = 0.5 if case == "qwen3-moe" else 0.05  # another expert may be chosen
+    assert 0 < (got - want).norm() < error * want.norm()
+    for rank in run_ranks(
+        2,
+        lambda comm: PagedModel(view, comm=comm, manager=manager, quantization_options=options).run([(0, 0, ids)])[0],
+        manager,
+    ):
+        assert (rank - want).norm() < error * want.norm()
+
+
+@pytest.mark.parametrize(("quantize", "error"), [("int8", 0.05), ("int4", 0.4)])
+def test_quantize_while_loading(quantize: str, error: float, tmp_path: Path, manager: PluginManager) -> None:
+    """The logits are close to those before, for tied and own LM heads, and dummy weights are quantised too."""
+    ids = torch.randint(0, 320, (20,), generator=torch.Generator().manual_seed(1))
+    for tied in (False, True):
+        path = tiny_checkpoint("qwen3", tmp_path / str(tied), tie_word_embeddings=tied)
+        want = PagedModel(path, manager=manager).run([(0, 0, ids)])[0]
+        model = PagedModel(path, manager=manager, quantize=quantize)
+        assert all(p.dim() == 1 for p in model.model.parameters())
+        got = model.run([(0, 0, ids)])[0]
+        assert 0 < (got - want).norm() < error * want.norm()
+    with LLM(str(path), overrides=["device=cpu", "num_pages=64", "load_format=dummy", f"quantize={quantize}"]) as llm:
+        (output,) = llm.generate([[0, 5, 6]], SamplingParams(max_tokens=5, ignore_eos=True))
+        assert len(output.choices[0].token_ids) == 5
+
+
+def test_answers_do_not_depend_on_other_requests(tmp_path: Path) -> None:
+    """Promise 8 with weights that stay quantised: the log-probabilities are the same alone and in a batch."""
+    file = tiny_gguf(tiny_checkpoint("qwen3", tmp_path / "c", tie_word_embeddings=True), tmp_path / "m.gguf", "Q4_0")
+    prompts = [list(range(3, 50)), list(range(9, 12)), list(range(30, 90))]
+    params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, logprobs=1)
+    with LLM(str(file), overrides=["device=cpu", "num_pages=64"]) as llm:
+        together = llm.generate(prompts, params)
+        for prompt, output in zip(prompts, together, strict=True):
+            (alone,) = llm.generate([prompt], params)
+            assert alone.choices[0].token_ids == output.choices[0].token_ids
+            for one, other in zip(alone.choices[0].logprobs or [], output.choices[0].logprobs or [], strict=True):
+                assert abs(one.chosen - other.chosen) < 1e-4
+
+
+def test_options_that_do_not_fit(tmp_path: Path) -> None:
+    file = tiny_gguf(tiny_checkpoint("llama", tmp_path / "c"), tmp_path / "m.gguf", "Q8_0")
+    for model, options, message in (
+        (file, ["quantization=gguf", "quantization.weights=fast"], "weights=fast is unknown: use auto, quantized"),
+        (file, ["quantize=int4"], "quantize can't be used with a GGUF file"),
+        (tmp_path / "c", ["quantization=int8"], "the weights of .* are not quantised: leave it out, or use quantize"),
+    ):
+        with pytest.raises(ConfigError, match=message), LLM(str(model), overrides=["device=cpu", *options]):
+            pass
 
 
 # ---- refusals ---------------------------------------------------------------------------------------------

@@ -64,7 +64,8 @@ def test_log_probabilities_are_those_of_transformers(tmp_path: Path, monkeypatch
     reference = transformers.AutoModelForCausalLM.from_pretrained(**given, dtype=torch.float32)
     prompts = ["The capital of France is", "A radix cache is", "def fibonacci(n):\n    "]
     params = SamplingParams(max_tokens=40, temperature=0, logprobs=1, ignore_eos=True)
-    with LLM("smollm2", overrides=OPTIONS) as llm:
+    dequantized = ["quantization=gguf", "quantization.weights=dequantized"]
+    with LLM("smollm2", overrides=[*OPTIONS, *dequantized]) as llm:
         for output in llm.generate(prompts, params):
             ids = torch.tensor([*output.prompt_token_ids, *output.choices[0].token_ids])
             with torch.no_grad():

@@ -12,8 +12,10 @@ from torch import Tensor
 from minisgl.config import ConfigError
 from minisgl.layers.weight_shards import WeightShard
 from minisgl.models.weights import Checkpoint
+from minisgl.plugins.kernels.ops.grouped import GroupedWeight
 from minisgl.plugins.quantization.ggml.config import GgufTensor, tensors_of
 from minisgl.plugins.quantization.ggml.header import read_header
+from minisgl.plugins.quantization.ggml.integers import FORMS, grouped
 from minisgl.plugins.quantization.ggml.types import dequantize
 
 __all__ = ["GgufCheckpoint"]
@@ -71,6 +73,31 @@ class GgufCheckpoint(Checkpoint):
         if not tensor.heads or len(tensor.shape) == 1:
             return data[begin:end]
         return data[_row_order(count, tensor.heads)[begin:end]]
+
+    def serves_grouped(self, shard: WeightShard) -> bool:
+        """Return whether `grouped` can read the shard: its type has integers, and its columns are whole blocks.
+
+        The shard may have the module's own name, which lacks the beginning ``model.``.
+        """
+        tensor = self._tensors.get(shard.name) or self._tensors.get(f"model.{shard.name}")
+        if tensor is None or tensor.stored.block.name not in FORMS or len(shard.shape) != 2:
+            return False
+        size: int = tensor.stored.block.elements
+        return bool(shard.index[1].start % size == 0 and shard.index[1].stop % size == 0)
+
+    def grouped(self, shard: WeightShard) -> GroupedWeight:
+        """Return the shard's slice as the file's integers. Raises `ConfigError` if the tensor has another shape."""
+        tensor = self.find(shard.name, shard.shape)
+        block, (rows, columns) = tensor.stored.block, shard.index
+        begin, end = (at // block.elements * block.size for at in (columns.start, columns.stop))
+        data = self.rows(tensor, rows.start, rows.stop)[:, begin:end]
+        try:
+            return grouped(block.name, data, columns.stop - columns.start)
+        except ValueError as error:
+            raise ConfigError(
+                f"{self.path}: the tensor {tensor.stored.name} can't stay quantised: {error}. Use quantization=gguf "
+                "quantization.weights=dequantized."
+            ) from None
 
     def fill(self, shard: WeightShard) -> None:
         """Dequantise the shard's slice into its target. Raises `ConfigError` if the tensor has another shape."""

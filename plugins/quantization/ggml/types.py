@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["dequantize"]
+__all__ = ["dequantize", "q4_k_parts", "q6_k_parts"]
 
 
 def dequantize(name: str, data: Tensor, columns: int) -> Tensor:
@@ -60,24 +60,36 @@ def _q4_1(data: Tensor) -> Tensor:
     return _half(block, 0) * _nibbles(block[:, 4:]) + _half(block, 2)
 
 
-def _q4_k(data: Tensor) -> Tensor:
+def q4_k_parts(data: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return integers [blocks, 8, 32], uint8, scales [blocks, 8] and minimums [blocks, 8], which are subtracted."""
     block = data.view(-1, 144)  # d, d of the minima, 8 scales and 8 minima of 6 bits, 256 times 4 bits
     low, mins, high = block[:, 4:16].view(-1, 3, 4).unbind(1)
     scale = torch.cat((low & 63, (high & 15) | ((low >> 2) & 48)), dim=1).float()
     least = torch.cat((mins & 63, (high >> 4) | ((mins >> 2) & 48)), dim=1).float()
-    q = _nibbles(block[:, 16:].reshape(-1, 4, 32)).view(-1, 8, 32)  # each 32 bytes: 32 numbers, and 32 more
-    return (_half(block, 0) * scale).unsqueeze(2) * q - (_half(block, 2) * least).unsqueeze(2)
+    pairs = block[:, 16:].reshape(-1, 4, 32)  # each 32 bytes: 32 numbers, and 32 more
+    q = torch.cat((pairs & 15, pairs >> 4), dim=2).view(-1, 8, 32)
+    return q, _half(block, 0) * scale, _half(block, 2) * least
 
 
-def _q6_k(data: Tensor) -> Tensor:
+def q6_k_parts(data: Tensor) -> tuple[Tensor, Tensor]:
+    """Return integers [blocks, 16, 16], int8, and scales [blocks, 16]."""
     block = data.view(-1, 210)  # 256 times 4 bits, 256 times 2 bits, 16 signed scales, d
     low = block[:, :128].reshape(-1, 2, 64)
     high = block[:, 128:192].reshape(-1, 2, 1, 32)
     low = torch.cat((low & 15, low >> 4), dim=2).view(-1, 2, 4, 32)
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=data.device).view(1, 1, 4, 1)
-    q = (low | (((high >> shifts) & 3) << 4)).float() - 32
-    scale = _half(block, 208) * block[:, 192:208].view(torch.int8).float()
-    return scale.unsqueeze(2) * q.view(-1, 16, 16)
+    q = (low | (((high >> shifts) & 3) << 4)).view(torch.int8) - 32
+    return q.view(-1, 16, 16), _half(block, 208) * block[:, 192:208].view(torch.int8).float()
+
+
+def _q4_k(data: Tensor) -> Tensor:
+    q, scale, least = q4_k_parts(data)
+    return scale.unsqueeze(2) * q.float() - least.unsqueeze(2)
+
+
+def _q6_k(data: Tensor) -> Tensor:
+    q, scale = q6_k_parts(data)
+    return scale.unsqueeze(2) * q.float()
 
 
 _TYPES: dict[str, Callable[[Tensor], Tensor]] = {

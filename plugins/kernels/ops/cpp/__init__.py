@@ -1,9 +1,9 @@
 """Kernels in C++ and CUDA C++, compiled on the user's machine at first use.
 
 They are alternatives to a Triton kernel (`rope.cu`), to a numpy function (`compare.cpp`), and to torch operations on a
-CPU (`attention.cpp`, `linear.cpp`, `elementwise.cpp`). apache-tvm-ffi runs the compiler, caches the compiled library
-(in ~/.cache/tvm-ffi, or TVM_FFI_CACHE_DIR; it compiles again after a change of the source), and passes arrays and
-tensors without copying them.
+CPU (`attention.cpp`, `linear.cpp`, `grouped.cpp`, `elementwise.cpp`). apache-tvm-ffi runs the compiler, caches the
+compiled library (in ~/.cache/tvm-ffi, or TVM_FFI_CACHE_DIR; it compiles again after a change of the source), and passes
+arrays and tensors without copying them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from minisgl.config import ConfigError
 
 HERE = Path(__file__).parent
 
-CPU = ("attention.cpp", "elementwise.cpp", "linear.cpp")
+CPU = ("attention.cpp", "elementwise.cpp", "grouped.cpp", "linear.cpp")
 """The sources of the kernels on a CPU. They form one library, so that the compiler runs for all of them in parallel."""
 
 ANNOUNCE_SECONDS = 1.0
