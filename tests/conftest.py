@@ -30,10 +30,10 @@ LONGEST = (
     "server/test_tools.py",
     "server/test_greedy_over_http.py",
     "server/test_failing_plugins.py",
+    "server/test_errors.py",
     "server/test_connections.py",
     "chapters/lab/test_stretch.py",
     "chapters/lab/test_grader.py",
-    "server/test_errors.py",
 )
 """The modules whose tests take longest, the longest first. A module that is missing here only begins later."""
 

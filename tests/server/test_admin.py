@@ -14,7 +14,6 @@ import pytest
 
 from minisgl.testing.serving import Server, scaled_timeout
 
-pytestmark = pytest.mark.xdist_group("test_admin")  # one process: the server starts once
 ADMIN = {"authorization": "Bearer secret"}
 USER: list[Any] = [{"role": "user", "content": "What is a KV cache? Explain it in a long sentence."}]
 LONG = {"messages": USER, "stream": True, "ignore_eos": True, "max_tokens": 900, "temperature": 0}
@@ -157,6 +156,7 @@ def test_only_with_the_admin_key(client: httpx.Client) -> None:
     assert (empty.status_code, empty.json()["error"]["param"]) == (400, "rid")
 
 
+@pytest.mark.xdist_group("tutor")
 def test_without_an_admin_key(tutor: Server) -> None:
     for path in ("/flush_cache", "/abort_request"):
         answer = httpx.post(tutor.url + path, json={"abort_all": True}, headers=ADMIN)

@@ -18,6 +18,8 @@ from minisgl.models.resolve import resolve_model
 from minisgl.testing.serving import Server
 from minisgl.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.xdist_group("tutor")  # one process: the server starts once
+
 ASK: list[Any] = [{"role": "user", "content": "What is 12 + 30?"}]
 
 

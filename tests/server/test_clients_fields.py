@@ -15,7 +15,7 @@ from minisgl.plugins.http.other_apis import ABSENT
 from minisgl.testing.serving import Server
 from minisgl.utils.version import __version__
 
-pytestmark = pytest.mark.xdist_group("test_errors")  # one process: the server starts once
+pytestmark = pytest.mark.xdist_group("tutor")  # one process: the server starts once
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 USER = [{"role": "user", "content": "Hi"}]
 

@@ -14,7 +14,7 @@ from minisgl.chapters.site.compatibility import OPENAI, names, treatment
 from minisgl.server.protocol import ChatRequest, CompletionRequest
 from minisgl.testing.serving import Server
 
-pytestmark = pytest.mark.xdist_group("test_errors")  # one process: the server starts once
+pytestmark = pytest.mark.xdist_group("tutor")  # one process: the server starts once
 BODIES: list[tuple[str, Any, dict[str, Any]]] = [
     ("/v1/chat/completions", ChatRequest, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}),
     ("/v1/completions", CompletionRequest, {"prompt": "Hi", "max_tokens": 2}),

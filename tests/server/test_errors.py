@@ -15,7 +15,7 @@ import pytest
 
 from minisgl.testing.serving import Server, scaled_timeout
 
-pytestmark = pytest.mark.xdist_group("test_errors")  # one process: the servers start once
+pytestmark = pytest.mark.xdist_group("tutor")  # one process: the server starts once
 USER = [{"role": "user", "content": "Hi"}]
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 VOCABULARY, LONGEST = 2048, 2048

@@ -24,6 +24,8 @@ from minisgl.server.generate import Choice, Json, ResponseBuilder
 from minisgl.server.request_record import record_of
 from minisgl.testing.serving import Server
 
+pytestmark = pytest.mark.xdist_group("tutor")  # one process: the server starts once
+
 RunApp = Callable[..., None]
 CHAT = {"messages": [{"role": "user", "content": "What is a page table?"}], "max_tokens": 8, "temperature": 0}
 

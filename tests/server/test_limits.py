@@ -27,8 +27,6 @@ from minisgl.testing.serving import Server
 from .conftest import parse
 from .test_errors import CHAT, PLAIN, USER, assert_serves, error_of
 
-pytestmark = pytest.mark.xdist_group("test_limits")  # one process: the server starts once
-
 LONG = "y" * 3000
 ECHO = 200
 """The largest number of characters of a request that an error repeats."""
@@ -119,6 +117,7 @@ def test_parts_are_counted_before_any_work(name: str) -> None:
     assert (error.value.status, error.value.code) == (400, "context_length_exceeded")
 
 
+@pytest.mark.xdist_group("tutor")
 @pytest.mark.parametrize("name", TOO_MANY_PARTS)
 def test_server_refuses_too_many_parts(tutor: Server, name: str) -> None:
     path, body = TOO_MANY_PARTS[name]

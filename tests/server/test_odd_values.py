@@ -16,6 +16,8 @@ from minisgl.testing.serving import Server
 from .test_dispatch import FakeServer, with_fake_server
 from .test_errors import CHAT, PLAIN, assert_serves, error_of
 
+pytestmark = pytest.mark.xdist_group("tutor")  # one process: the server starts once
+
 HUGE = 2**64
 
 

@@ -524,6 +524,7 @@ def test_promise_10_slow_or_idle_is_not_hung(slow: list[str]) -> None:
         assert server.log() == ""
 
 
+@pytest.mark.xdist_group("tutor")
 def test_warm_start_cpu_time(tutor: Server) -> None:
     """Until it is ready, a server of the embedded model uses less CPU time than 2.5 imports of torch, all processes.
 
@@ -546,6 +547,7 @@ def test_warm_start_cpu_time(tutor: Server) -> None:
     assert min(starts) < 2.5, starts
 
 
+@pytest.mark.xdist_group("tutor")
 @needs_proc
 def test_light_processes_import_no_torch(tutor: Server) -> None:
     for role, pid in tutor.workers().items():
@@ -572,6 +574,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.xdist_group("tutor")
 def test_wrong_options(tiny: Path, tutor: Server, tmp_path: Path) -> None:
     """A wrong option ends the program with status 2 and a single line on standard error."""
     empty = tmp_path / "empty"

@@ -12,7 +12,7 @@ import pytest
 
 from minisgl.testing.serving import Server
 
-pytestmark = pytest.mark.xdist_group("test_responses")  # one process: the servers start once
+pytestmark = pytest.mark.xdist_group("tutor")  # one process: the server starts once
 ASK = "What is a page?"
 
 
@@ -182,14 +182,13 @@ def test_stored_responses(server: Server, client: openai.OpenAI) -> None:
     assert client.responses.retrieve(streamed.id).output_text == streamed.output_text != ""
 
 
-def test_nothing_is_stored_by_default() -> None:
-    with Server("device=cpu", "model=tutor", "num_pages=64") as server:
-        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-        response: Any = client.responses.create(model="tutor", input=ASK, max_output_tokens=2)
-        assert response.store is False
-        fields: list[dict[str, Any]] = [{"store": True}, {"previous_response_id": response.id}]
-        for given in fields:
-            with pytest.raises(openai.BadRequestError, match=r"server\.responses_store=memory"):
-                client.responses.create(model="tutor", input=ASK, **given)
-        with pytest.raises(openai.NotFoundError):
-            client.responses.retrieve(response.id)
+def test_nothing_is_stored_by_default(tutor: Server) -> None:
+    client = openai.OpenAI(base_url=f"{tutor.url}/v1", api_key="none", max_retries=0)
+    response: Any = client.responses.create(model="tutor", input=ASK, max_output_tokens=2)
+    assert response.store is False
+    fields: list[dict[str, Any]] = [{"store": True}, {"previous_response_id": response.id}]
+    for given in fields:
+        with pytest.raises(openai.BadRequestError, match=r"server\.responses_store=memory"):
+            client.responses.create(model="tutor", input=ASK, **given)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(response.id)

@@ -14,6 +14,8 @@ from minisgl.core import EngineSpec
 from minisgl.plugins.http.server_info import ServerInfo, model_info, server_info
 from minisgl.testing.serving import Server
 
+pytestmark = pytest.mark.xdist_group("tutor")  # one process: the server starts once
+
 
 def test_info_of_a_model() -> None:
     info = ServerInfo.of(Config(model="tutor", tp=2, max_prefill_tokens=100, server=ServerConfig(max_queued=7)))

@@ -28,6 +28,8 @@ from minisgl.testing.serving import Server
 from .test_dispatch import FakeServer, everything, with_fake_server
 from .test_errors import PLAIN, assert_serves, error_of
 
+pytestmark = pytest.mark.xdist_group("tutor")  # one process: the server starts once
+
 PROMPT = TextPrompt("x")
 
 

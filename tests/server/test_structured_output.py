@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -14,24 +13,13 @@ import pytest
 
 from minisgl.testing.serving import Server
 
-pytestmark = pytest.mark.xdist_group("test_structured_output")  # one process: the server starts once
+pytestmark = pytest.mark.xdist_group("tutor")  # one process: the server starts once
 USER: list[Any] = [{"role": "user", "content": "Describe a person as JSON."}]
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "minimum": 0, "maximum": 9}},
     "required": ["name", "age"],
 }
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server("device=cpu", "server.port=0", "model=tutor", "num_pages=512") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(server: Server) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
 def content(client: openai.OpenAI, **fields: Any) -> str:
@@ -150,21 +138,21 @@ def test_json_that_is_cut_says_so(client: openai.OpenAI) -> None:
         ({"guided_json": {"type": "string", "x": [1] * 40_000}}, "guided_json"),
     ],
 )
-def test_refused_by_name(server: Server, fields: dict[str, Any], named: str) -> None:
+def test_refused_by_name(tutor: Server, fields: dict[str, Any], named: str) -> None:
     """With a 400 that names the parameter that the client sent; the server keeps serving."""
     body = {"model": "tutor", "messages": USER, "max_tokens": 5, **fields}
-    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+    answer = httpx.post(f"{tutor.url}/v1/chat/completions", json=body, timeout=60)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == named, answer.text
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_string_that_cuts_json_is_reported(server: Server, stream: bool) -> None:
+def test_a_stop_string_that_cuts_json_is_reported(tutor: Server, stream: bool) -> None:
     """``finish_reason`` is "stop", as for a whole answer, and vLLM's ``stop_reason`` says which string cut it."""
     body = {"model": "tutor", "messages": USER, "max_tokens": 60, "guided_json": SCHEMA, "stream": stream}
 
     def last_choice(**fields: Any) -> tuple[dict[str, Any], str]:
-        answer = httpx.post(f"{server.url}/v1/chat/completions", json={**body, **fields}, timeout=60)
+        answer = httpx.post(f"{tutor.url}/v1/chat/completions", json={**body, **fields}, timeout=60)
         if not stream:
             choice = answer.json()["choices"][0]
             return choice, choice["message"]["content"]
@@ -180,11 +168,9 @@ def test_a_stop_string_that_cuts_json_is_reported(server: Server, stream: bool) 
     assert is_person(text)
 
 
-def test_logit_bias_can_not_break_a_grammar(client: openai.OpenAI, server: Server) -> None:
+def test_logit_bias_can_not_break_a_grammar(client: openai.OpenAI, tutor: Server) -> None:
     """A bias that asks for other tokens has no effect on what is allowed, and one that forbids may be overruled."""
-    ids = httpx.post(f"{server.url}/tokenize", json={"prompt": "zebra no", "add_special_tokens": False}).json()[
-        "tokens"
-    ]
+    ids = httpx.post(f"{tutor.url}/tokenize", json={"prompt": "zebra no", "add_special_tokens": False}).json()["tokens"]
     wanted: dict[str, Any] = {str(token): 100 for token in ids}
     forbidden: dict[str, Any] = {str(token): -100 for token in range(1000)}
     for bias in (wanted, forbidden):
