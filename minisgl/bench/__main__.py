@@ -14,6 +14,7 @@ BENCHMARKS = {
     "profile": "GPU timeline while many requests decode: idle time, kernels, host time of a step",
     "suite": "six workloads on named model shapes with random weights, in one table",
     "speculation": "speculative decoding: gain and cost by acceptance and number of requests, without a data set",
+    "grammar": "what structured output costs, in output tokens a second",
     "cluster": "routing policies for several replicas: hit rate, load balance and TTFT, simulated or on real servers",
     "kernels": "time of each kernel on this GPU, next to its torch reference and other libraries",
     "link": "time of the all-reduce between GPUs, by number of rows and algorithm",

@@ -160,7 +160,7 @@ class Automaton:
     """
 
     def __init__(self, network: Network):
-        self._network = network
+        self.network = network
         self._ends = {last for _, last in network.rules.values()}
         self._stacks: list[tuple[int, int]] = [(-1, -1)]  # stack → (node of its top, stack below); 0 is empty
         self._stack_ids: dict[tuple[int, int], int] = {}
@@ -173,6 +173,24 @@ class Automaton:
         self._work = 0
         self._state([(0, 0)])
 
+    @property
+    def is_full(self) -> bool:
+        """Whether half of all states are in use, so that the next question should go to a new automaton: `adopt`."""
+        return len(self._places) > MAX_STATES // 2
+
+    def adopt(self, other: Automaton, state: int) -> int:
+        """Return the state that is equal to ``state`` of another automaton of the same network."""
+        places = []
+        for node, stack in other._places[state]:
+            nodes, adopted = [], 0
+            while stack:
+                top, stack = other._stacks[stack]
+                nodes.append(top)
+            for each in reversed(nodes):
+                adopted = self._push(each, adopted)
+            places.append((node, adopted))
+        return self._state(places)
+
     def begin(self) -> None:
         """Begin to count the work for one question, such as a mask."""
         self._work = 0
@@ -184,7 +202,7 @@ class Automaton:
 
     def is_final(self, state: int) -> bool:
         """Return whether a text of the grammar may end here."""
-        return (self._network.end, 0) in self._places[state]
+        return (self.network.end, 0) in self._places[state]
 
     def is_dead_end(self, state: int) -> bool:
         """Return whether no byte may follow."""
@@ -218,7 +236,7 @@ class Automaton:
                 self._expanded[state] = True
 
     def _expand(self, state: int) -> None:
-        reads = self._network.reads
+        reads = self.network.reads
         edges = [(first, last, end, stack) for node, stack in self._places[state] for first, last, end in reads[node]]
         borders = sorted({border for first, last, _, _ in edges for border in (first, last + 1)})
         self._count(len(self._places[state]) + len(edges) * len(borders) // 4)
@@ -232,7 +250,7 @@ class Automaton:
 
     def _state(self, places: Iterable[tuple[int, int]]) -> int:
         """Return the number of the state with ``places`` and all that are reached from them without a byte."""
-        network, todo = self._network, list(places)
+        network, todo = self.network, list(places)
         found = set(todo)
         while todo:
             node, stack = todo.pop()

@@ -83,6 +83,21 @@ class Compiled:
         """The size of the larger arrays."""
         return self.automaton.table.nbytes + len(self._masks) * self.vocabulary.size // 8
 
+    def renewed(self, automaton: Automaton, state: int) -> tuple[Automaton, int]:
+        """Return the automaton to go on with, and its state that is equal to ``state`` of ``automaton``.
+
+        A full automaton is replaced by a new one. Otherwise the answers of all requests with an equal grammar would
+        fill it, and from then on each of them would end with an error.
+        """
+        if automaton is self.automaton and automaton.is_full:
+            self.automaton = Automaton(automaton.network)
+            self._masks.clear()
+            self._forced.clear()
+        if automaton is not self.automaton and state >= 0:
+            self.automaton.begin()
+            state = self.automaton.adopt(automaton, state)
+        return self.automaton, state
+
     def after(self, state: int, token: int) -> int:
         """Return the state after a token: `DEAD` if the grammar does not allow it, `TOO_LARGE` if it grew too large."""
         text = self.vocabulary.tokens[token]
@@ -160,30 +175,38 @@ class PlainMatcher(Constraint):
     """One answer: the state of its grammar's automaton."""
 
     def __init__(self, compiled: Compiled):
-        self._compiled = compiled
-        self._states = [START]  # after each draft, while `masks` tries them
+        self._compiled, self._automaton = compiled, compiled.automaton
+        self._state = START
+
+    def _renew(self) -> None:
+        self._automaton, self._state = self._compiled.renewed(self._automaton, self._state)
 
     def advance(self, tokens: Sequence[int]) -> None:
         for token in tokens:
-            self._states = [self._compiled.after(self._states[-1], token)]
+            self._renew()
+            self._state = self._compiled.after(self._state, token)
 
     def masks(self, drafts: Sequence[int]) -> I32:
+        self._renew()
+        states = [self._state]
+
         def mask() -> I32:
-            return self._compiled.mask(self._states[-1])
+            return self._compiled.mask(states[-1])
 
         def consume(token: int) -> bool:
-            state = self._compiled.after(self._states[-1], token)
+            state = self._compiled.after(states[-1], token)
             if state != DEAD:
-                self._states.append(state)
+                states.append(state)
             return state != DEAD
 
         def roll_back(count: int) -> None:
-            del self._states[-count:]
+            del states[-count:]
 
         return masks_with_rollback(drafts, mask, consume, roll_back)
 
     def allowed(self, drafts: Sequence[int]) -> int:
-        state = self._states[-1]
+        self._renew()
+        state = self._state
         for count, draft in enumerate(drafts):
             if draft in self._compiled.end_ids:
                 return count + self._compiled.automaton.is_final(state)
@@ -193,7 +216,8 @@ class PlainMatcher(Constraint):
         return len(drafts)
 
     def forced(self, count: int) -> Sequence[int]:
-        return self._compiled.forced(self._states[-1])[:count]
+        self._renew()
+        return self._compiled.forced(self._state)[:count]
 
 
 def utf8_length(text: bytes) -> int:

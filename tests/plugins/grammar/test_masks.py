@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pytest
 import regex
 
+from minisgl.plugins.grammar import network as network_module
 from minisgl.plugins.grammar import plain as plain_module
 from minisgl.plugins.grammar.base import Grammars
 from minisgl.sampling_params import Grammar, InvalidRequestError
@@ -188,18 +189,54 @@ def test_refused_with_the_name_of_the_parameter(name: str, grammar: Grammar, req
     assert caught.value.field == grammar.field
 
 
-def test_a_grammar_that_grows_too_large_forbids_everything(plain: Grammars, tokenizer: Tokenizer) -> None:
-    """Then the request ends with an error, and no other does: an empty mask is how the scheduler learns it."""
-    grammar = Grammar("regex", "(a|b)*a(a|b){14}")  # an automaton of 2^15 states
-    made = plain.constraint(grammar, VOCAB_SIZE, sorted(tokenizer.eos_ids))
-    token = {tokenizer.decoded_bytes(i): i for i in range(VOCAB_SIZE)}
-    rng = random.Random(0)
-    for _ in range(40_000):
-        mask = made.masks([])
-        if not mask.any():
-            break
-        made.advance([token[rng.choice([b"a", b"b"])]])
-    assert not made.masks([]).any()
+TREES = {
+    "$ref": "#/$defs/tree",
+    "$defs": {
+        "tree": {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"$ref": "#/$defs/tree"}]}, "minItems": 9}
+    },
+}
+STRINGS = {"type": "array", "items": {"type": "string", "maxLength": 9}, "minItems": 90}
+
+
+@pytest.mark.parametrize(
+    ("grammar", "states"),
+    [
+        (Grammar("regex", "(a|b)*a(a|b){14}"), 2000),  # an automaton of 2^15 states
+        (Grammar("json_schema", json.dumps(STRINGS)), 2000),
+        (Grammar("json_schema", json.dumps(TREES)), 120),
+    ],
+    ids=["many states", "many items", "recursive"],
+)
+def test_answers_of_one_grammar_do_not_fill_it_up(
+    grammar: Grammar, states: int, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests with equal grammars share an automaton. When it is full, all of them go on, with the same masks."""
+    ends = sorted(tokenizer.eos_ids)
+    unshared, compiler = plain_module.PlainGrammars(tokenizer), plain_module.PlainGrammars(tokenizer)
+    alone = unshared.constraint(grammar, VOCAB_SIZE, ends)
+    made = [compiler.constraint(grammar, VOCAB_SIZE, ends) for _ in range(2)]
+    rng = np.random.default_rng(0)
+    automata = {}
+    for step in range(300):
+        with monkeypatch.context() as patch:
+            patch.setattr(network_module, "MAX_STATES", states)
+            masks = [each.masks([])[0] for each in made]
+        assert (masks[0] == alone.masks([])[0]).all(), step
+        for index, mask in enumerate(masks):
+            tokens = [token for token in np.flatnonzero(allowed(mask)).tolist() if token not in ends]
+            if mask.any() and not tokens:  # the answer has ended: a new request begins
+                made[index] = compiler.constraint(grammar, VOCAB_SIZE, ends)
+                alone = alone if index else unshared.constraint(grammar, VOCAB_SIZE, ends)
+                continue
+            token = [int(rng.choice(tokens))]
+            with monkeypatch.context() as patch:
+                patch.setattr(network_module, "MAX_STATES", states)
+                made[index].advance(token)
+            if index == 0:
+                alone.advance(token)
+        (compiled,) = compiler._kept.values()
+        automata[id(compiled.automaton)] = compiled.automaton
+    assert len(automata) > 1
 
 
 # ---- the end of an answer, and tokens that are no text -------------------------------------------------------
