@@ -30,6 +30,7 @@ GROUPS = (
     "grammar",
     "tool_parser",
     "reasoning_parser",
+    "live",
 )
 ROUTER_GROUPS = ("routing", "router")
 """The groups of `python -m minisgl.cluster` only: a server has no router."""
@@ -257,6 +258,7 @@ class Config:
     grammar: Any = None
     tool_parser: Any = None
     reasoning_parser: Any = None
+    live: Any = None
 
     defaults_file: ClassVar[str] = "config.yaml"
     """The file in ``conf/`` with the defaults of the groups."""

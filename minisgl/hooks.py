@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from minisgl.core import I32, EngineSpec, Req, Step, StepResult
     from minisgl.engine.engine import TorchEngine
     from minisgl.layers.context import Context
+    from minisgl.message.link import Link
     from minisgl.models.config import ModelConfig
     from minisgl.models.converter import ModelConverter
     from minisgl.plugin_manager.manager import PluginManager
@@ -190,7 +191,7 @@ def minisgl_start_ranks(config: Config, manager: PluginManager) -> TorchEngine |
 
 
 @hookspec
-def minisgl_observer(config: Config, spec: EngineSpec) -> object | None:
+def minisgl_observer(config: Config, spec: EngineSpec, link: Link | None) -> object | None:
     """Build an observer that needs options or the sizes of the engine.
 
     When: once in rank 0's process, at start, after the engine and just before the scheduler is built. All plugins are
@@ -198,6 +199,7 @@ def minisgl_observer(config: Config, spec: EngineSpec) -> object | None:
 
     - ``config``: all options.
     - ``spec``: the sizes of the engine: pages, page size, running requests, sequence length, vocabulary.
+    - ``link``: exchanges messages with an extension of the API server (`minisgl.message.link`). None without a server.
 
     Returns: an object with observer hooks as methods, which are called until `minisgl_closed`. None: no observer, at
     no cost.

@@ -95,6 +95,12 @@ PARTS: Mapping[str, PartSpec] = MappingProxyType(
         "reasoning_parser": PartSpec(
             "`minisgl.server.answer.ReasoningParser`, or None if the model does not think", _API, _TEMPLATE
         ),
+        "live": PartSpec(
+            "`minisgl.server.extension.HttpExtension`, or None for no view of the running server",
+            "once in the API server's process, while the worker processes start. The module of the part may have the "
+            "hook `minisgl_observer` too, whose observer sends the extension what it shows",
+            {"all_options": "all options, a `Config`"},
+        ),
         "router": PartSpec(
             "`minisgl.cluster.router.Router`, which does nothing before its ``start``",
             "once in the process of ``python -m minisgl.cluster``, at start, before the replicas",

@@ -311,6 +311,16 @@ class Pong(Message):
     calls: list[tuple[str, str, str, str, int]] = []
 
 
+class PluginMessage(Message):
+    """Bytes between the two halves of a plugin: an observer and an extension of the API server, in either direction.
+
+    ``topic`` is their name for it. See `minisgl.message.link.Link`.
+    """
+
+    topic: str
+    data: bytes
+
+
 AnyMessage: TypeAlias = (
     Submit
     | Abort
@@ -329,6 +339,7 @@ AnyMessage: TypeAlias = (
     | Replies
     | TokenizerReply
     | Stats
+    | PluginMessage
 )
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
 

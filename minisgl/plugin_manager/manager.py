@@ -41,6 +41,7 @@ from minisgl.utils.lazy import lazy
 
 if TYPE_CHECKING:
     from minisgl.core import EngineSpec
+    from minisgl.message.link import Link
 
 __all__ = ["ConfigError", "Plugin", "PluginManager"]
 
@@ -264,7 +265,7 @@ class PluginManager:
         """Return whether the metrics of a part are exported already."""
         return any(isinstance(p, _PartMetrics) and p.part is made for p in self._manager.get_plugins())
 
-    def observe(self, config: Config, spec: EngineSpec) -> None:
+    def observe(self, config: Config, spec: EngineSpec, link: Link | None = None) -> None:
         """Register the observers that the plugins' `minisgl_observer` hooks make for a new scheduler.
 
         A plugin manager has the observers of one scheduler at a time: those of an earlier scheduler are closed first.
@@ -274,7 +275,7 @@ class PluginManager:
         self._observers = []
         self.load_for_options(config)
         try:
-            made = self.hook.minisgl_observer(config=config, spec=spec)
+            made = self.hook.minisgl_observer(config=config, spec=spec, link=link)
         except ImportError as error:
             raise ConfigError(f"An observer can't be made: {missing_package(error)}") from error
         except Exception as error:

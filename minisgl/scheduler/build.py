@@ -14,6 +14,7 @@ from minisgl.scheduler.token_rules import with_rules
 
 if TYPE_CHECKING:
     from minisgl.config import Config
+    from minisgl.message.link import Link
     from minisgl.plugin_manager.manager import PluginManager
     from minisgl.tokenizer.grammar import LazyGrammars
     from minisgl.tokenizer.tokenizer import Tokenizer
@@ -35,15 +36,16 @@ def build_scheduler(
     grammars: LazyGrammars | None = None,
     proposer: Drafting | None = None,
     adapt_drafts: bool = True,
+    link: Link | None = None,
 ) -> Scheduler:
     """Build rank 0's scheduler for ``engine``, with the cache, the policy and the proposer that ``config`` names.
 
     The observers of ``manager`` receive the scheduler's events until ``manager.close()`` is called. ``clock`` returns
     seconds. The end-of-sequence ids of ``tokenizer`` are added to those of the engine. ``grammars`` reads the grammars
     of requests; without it, a request with a grammar is refused. A benchmark may pass another ``proposer``, and turn
-    off the adaptation of the number of drafts.
+    off the adaptation of the number of drafts. ``link`` connects the observers with a server.
     """
-    manager.observe(config, engine.spec)
+    manager.observe(config, engine.spec, link)
     cache = manager.build("cache", config.cache, page_size=engine.spec.page_size)
     policy = manager.build("scheduler", config.scheduler)
     manager.load_built_in("scheduler", "guard")  # keeps promise 6

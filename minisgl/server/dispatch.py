@@ -26,6 +26,7 @@ from minisgl.message import (
     Limits,
     Message,
     Ping,
+    PluginMessage,
     Pong,
     Prompt,
     Replies,
@@ -88,6 +89,8 @@ class Dispatcher:
         self.state: State = "starting"
         self.reason = "The server is starting."
         self.spec: EngineSpec | None = None
+        self.receivers: dict[str, Callable[[bytes], None]] = {}
+        """For each topic, the function of an extension that gets the messages of its observer."""
         self._closed = False
         asyncio.get_running_loop().add_reader(self._inbox.fileno(), self._receive)
 
@@ -261,6 +264,10 @@ class Dispatcher:
             self._workers[worker].send(Ping())
         return answer
 
+    def tell_observer(self, topic: str, data: bytes) -> None:
+        """Send bytes to the observer that has a receiver for ``topic``, in rank 0's process. See `Link`."""
+        self._scheduler.send(PluginMessage(topic, data))
+
     async def _query(self, to: Push, query: Callable[[int], Message], kind: type[R]) -> R:
         """Send ``query(uid)`` with a new uid to a worker, and return the worker's reply, which is of type ``kind``."""
         if self.state not in ("ready", "draining"):
@@ -300,6 +307,9 @@ class Dispatcher:
                 future = self._queries.get(uid)
                 if future is not None and not future.done():
                     future.set_result(message)
+            case PluginMessage(topic=topic, data=data):
+                if topic in self.receivers:
+                    self.receivers[topic](data)
             case Pong(worker=worker):
                 if worker in self._pings:
                     self._pings.pop(worker).set_result(message)

@@ -153,6 +153,8 @@ def load_extensions(
     built = [module.minisgl_http(config=config) for module in modules]
     if manager is not None:
         built += manager.hook.minisgl_http(config=config)
+        if config.live is not None:
+            built.insert(0, manager.build("live", config.live, all_options=config))  # the others' checks are around it
     return [extension for extension in built if extension is not None]
 
 

@@ -25,6 +25,7 @@ from minisgl.message import (
     NewRequest,
     Outputs,
     Ping,
+    PluginMessage,
     Pong,
     Replies,
     Schedule,
@@ -32,6 +33,7 @@ from minisgl.message import (
     Stop,
     unpack_ids,
 )
+from minisgl.message.link import Link
 from minisgl.message.queue import Addresses, Pull, Push
 from minisgl.models.resolve import resolve_model
 from minisgl.plugin_manager.encoding import decode_config, early_of, options_of, plugins_of, started_early
@@ -131,14 +133,17 @@ def run_leader(
     manager.load_built_in("observer", "metrics")  # for `GET /metrics`
     tokenizer = build_tokenizer(config.tokenizer, manager, resolve_model(config.model), False)
     grammars = LazyGrammars(lambda: config.grammar, manager, tokenizer)
-    scheduler = build_scheduler(config, manager, engine, tokenizer=tokenizer, grammars=grammars)
+    to_api = Push(context, addresses.api).send
+    link = Link(to_api)
+    scheduler = build_scheduler(config, manager, engine, tokenizer=tokenizer, grammars=grammars, link=link)
     loop = SchedulerLoop(
         scheduler,
         Pull(context, addresses.scheduler),
-        to_api=Push(context, addresses.api).send,
+        to_api=to_api,
         to_detokenizer=Push(context, addresses.detokenizer).send,
         metrics=manager.metrics,
         calls=manager.call_counts,
+        link=link,
     )
     gc.collect()
     gc.freeze()  # the objects of the model and the engine live until the process ends: exclude them from collections
@@ -170,10 +175,11 @@ class SchedulerLoop:
         to_detokenizer: Callable[[Message], None],
         metrics: Callable[[], list[str]],
         calls: Callable[[], list[tuple[str, str, str, str, int]]] = list,
+        link: Link | None = None,
     ):
         self._scheduler, self._inbox = scheduler, inbox
         self._to_api, self._to_detokenizer, self._metrics = to_api, to_detokenizer, metrics
-        self._calls = calls
+        self._calls, self._link = calls, link or Link(to_api)
         self._new_requests: list[NewRequest] = []
         self._stopped = False
         self._trimmed = True  # no step ran since the heap was trimmed
@@ -191,12 +197,19 @@ class SchedulerLoop:
                 accepted = [(req.uid, req.prompt_tokens) for req in self._new_requests]
                 self._to_api(Accepted([uid for uid, _ in accepted], [tokens for _, tokens in accepted]))
             output = Output()
-            if self._scheduler.has_work:
+            if self._scheduler.has_work and not self._waited():
                 output = self._scheduler.step()
                 self._trimmed = False
             if self._new_requests or output:
                 self._to_detokenizer(Outputs(self._new_requests, output))
                 self._new_requests = []
+
+    def _waited(self) -> bool:
+        """Wait if an observer holds the next step, until a message arrives or a second has passed. Return if so."""
+        seconds = self._link.hold()
+        if seconds > 0:
+            self._inbox.wait(min(seconds, 1.0))
+        return seconds > 0
 
     def _trim_when_idle(self) -> None:
         """Trim the heap, once after the last step, if no message arrives for `TRIM_IDLE_SECONDS`.
@@ -222,6 +235,8 @@ class SchedulerLoop:
                 self._to_api(CacheFlushed(uid, self._scheduler.flush_cache()))
             case Ping():
                 self._to_api(Pong(LEADER, self._inbox.num_dropped, self._calls()))
+            case PluginMessage():
+                self._link.receive(message)
             case Stop():
                 self._stopped = True
             case _:

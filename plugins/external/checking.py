@@ -214,10 +214,11 @@ METHODS = {
     "grammar": "constraint",
     "tool_parser": "reader",
     "reasoning_parser": "reader",
+    "live": "add_routes",
 }
 """Group → a method that every object of the group has."""
 
-MAY_BE_NONE = frozenset({"tokenizer", "tool_parser", "reasoning_parser"})
+MAY_BE_NONE = frozenset({"tokenizer", "tool_parser", "reasoning_parser", "live"})
 """The groups whose ``build`` may return None."""
 
 

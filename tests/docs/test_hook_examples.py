@@ -43,6 +43,7 @@ from minisgl.server.answer import (
 )
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.drive import Drive, Job, make_plugin
+from minisgl.testing.serving import Server
 from minisgl.testing.small import SPEC, job, no_lookahead, pool
 from minisgl.tokenizer.tokenizer import Tokenizer
 from minisgl.trace.read import read
@@ -330,6 +331,17 @@ def test_reasoning_parser() -> None:
     assert parts == [Reasoning("Hm. "), Content(" Yes"), Content(".")]
     cut = parser.reader(True, PlainReader())
     assert cut.feed("Hm") + cut.finish() == [Reasoning("Hm")]
+
+
+def test_live() -> None:
+    """The observer counts steps, and the extension answers with their number."""
+    with Server("model=tutor", f"plugins=[{example('live')}]", "live=counter", "live.every=3") as server:
+        body = {"model": "tutor", "prompt": "Hello", "max_tokens": 8, "ignore_eos": True}
+        assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 200
+        assert httpx.get(f"{server.url}/metrics").status_code == 200  # its answer comes after the last message
+        steps = httpx.get(f"{server.url}/steps").json()["steps"]
+        assert steps >= 6
+        assert steps % 3 == 0
 
 
 def test_router() -> None:

@@ -1,0 +1,267 @@
+"""The live view's half in the API server's process: the page at ``/``, and the events at ``/live``.
+
+The extension asks the observer for events while a page is open, and passes them on to all pages. Each page has a queue
+of `MAX_WAITING` bytes. A page that does not read in time loses what waits, is told so, and gets the state anew. The
+observer and the other pages never wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections import deque
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from minisgl.message import Delta
+from minisgl.plugins.live.view.observer import TOPIC
+from minisgl.server.app import GET_OR_HEAD, Api
+from minisgl.server.errors import ApiError
+from minisgl.server.extension import HttpExtension
+from minisgl.server.generate import Json
+from minisgl.server.request_record import Stream
+from minisgl.trace.draw.svg import theme
+
+log = logging.getLogger(__name__)
+
+MAX_PAGES = 64
+"""The largest number of open pages."""
+MAX_WAITING = 1 << 20
+"""The largest size of the events that wait for one page, in bytes."""
+LOOK_SECONDS = 0.25
+"""Seconds between two looks of an idle page's connection at whether the server ends."""
+QUIET_LOOKS = 60
+"""Looks without an event after which a comment is sent, so that proxies keep the connection."""
+KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-cache",
+}
+_VIEWER = re.compile(r"[a-z0-9]{16,64}")
+_OWN = re.compile(r".*-live\.([a-z0-9]{16,64})\.[0-9]+")
+
+
+class PaceBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of ``POST /live/pace``."""
+
+    do: Literal["pause", "resume", "step", "delay"]
+    steps: int = 1
+    seconds: float = 0.0
+
+    def check(self) -> PaceBody:
+        """Return this body. Raise `ApiError` if a number is out of range."""
+        if not 1 <= self.steps <= 1000:
+            raise ApiError(400, "steps must be from 1 to 1000.", "steps")
+        if not 0.0 <= self.seconds <= 60.0:
+            raise ApiError(400, "seconds must be from 0 to 60.", "seconds")
+        return self
+
+
+class Live(HttpExtension):
+    """Serves the page, and passes on the observer's events. ``control``: a page may slow the server down."""
+
+    def __init__(self, control: bool, text: bool):
+        self._control, self._text = control, text
+        folder = files("minisgl.plugins.live.view") / "page"
+        self._files = {
+            each.name: each.read_bytes() for each in folder.iterdir() if each.name.rpartition(".")[2] in KINDS
+        }
+        self._files["live.css"] = theme(":root").encode() + self._files["live.css"]
+        self._pages: set[_Page] = set()
+        self._api: Api | None = None
+
+    def wrap(self, app: ASGIApp) -> ASGIApp:
+        """Answer ``GET /`` with the page if a browser asks. Other clients get what they get without it."""
+
+        async def paged(scope: Scope, receive: Receive, send: Send) -> None:
+            is_root = scope["type"] == "http" and scope["path"] == scope.get("root_path", "") + "/"
+            if is_root and scope["method"] in GET_OR_HEAD and "text/html" in Headers(scope=scope).get("accept", ""):
+                await self._file("index.html")(scope, receive, send)
+            else:
+                await app(scope, receive, send)
+
+        return paged
+
+    def _file(self, name: str) -> Response:
+        if name not in self._files:
+            raise ApiError(404, "The live view has no such file.", code="unknown_url")
+        kind = KINDS[name.rpartition(".")[2]]
+        return Response(self._files[name], headers=HEADERS, media_type=kind)
+
+    def add_probes(self, router: APIRouter, api: Api) -> None:
+        @router.api_route("/live/page/{name}", methods=GET_OR_HEAD)
+        async def read_page_file(name: str) -> Response:
+            return self._file(name)
+
+    def add_routes(self, router: APIRouter, api: Api) -> None:
+        self._api = api
+        api.dispatcher.receivers[TOPIC] = self._receive
+
+        @router.get("/live")
+        async def read_events(viewer: str = "") -> Response:
+            if viewer and not _VIEWER.fullmatch(viewer):
+                raise ApiError(400, "viewer must be 16 to 64 small letters and digits.", "viewer")
+            if api.dispatcher.state != "ready":
+                raise api.dispatcher.unavailable()
+            if len(self._pages) >= MAX_PAGES:
+                raise ApiError(503, f"{MAX_PAGES} pages of the live view are open: close one.", code="overloaded")
+            facts = {"event": "server", "model": api.model, "control": self._control, "text": self._text}
+            return _Page(self, viewer, facts)
+
+        @router.post("/live/pace")
+        async def set_pace(request: Request) -> Response:
+            body, _ = await api.read(request, PaceBody, PaceBody.check)
+            if not self._control:
+                raise ApiError(403, "The pages may not slow this server down (live.control).", "do", "not_allowed")
+            if not self._pages:
+                raise ApiError(409, "No page of the live view is open: GET /live first.", "do", "no_page")
+            self._tell(msgspec.structs.asdict(body))
+            return Json({"status": "ok"})
+
+    def watch(self, stream: Stream) -> Callable[[int, Delta], None] | None:
+        """Tell a page the numbers of its own request: the page chose the id of the request."""
+        own = _OWN.fullmatch(stream.response_id) if self._pages else None
+        for page in self._pages if own else ():
+            if own and page.viewer == own[1]:
+                page.put(_frame(msgspec.json.encode({"event": "own", "id": stream.response_id, "uids": stream.uids})))
+        return None
+
+    # ---- events --------------------------------------------------------------------------------------
+
+    def _tell(self, command: dict[str, Any]) -> None:
+        assert self._api is not None
+        self._api.dispatcher.tell_observer(TOPIC, msgspec.json.encode(command))
+
+    def _receive(self, message: bytes) -> None:
+        """Pass on a message of the observer. Its first byte is its kind: events, the state now, or lost events."""
+        first, _, data = message.partition(b"\n")
+        self._tell({"do": "read", "number": int(first[1:])})
+        frame = _frame(data)
+        for page in self._pages:
+            match first[:1]:
+                case b"n" if page.needs_state:
+                    page.begin(frame)
+                case b"e" if not page.needs_state:
+                    page.put(frame)
+                case b"l":
+                    page.lose()
+        if first[:1] == b"l" and self._pages:
+            self.ask()
+
+    def ask(self) -> None:
+        """Ask the observer for the state."""
+        self._tell({"do": "now"})
+
+    def open(self, page: _Page) -> None:
+        """Add a page that was opened."""
+        self._pages.add(page)
+        self.ask()
+
+    def shut(self, page: _Page) -> None:
+        """Remove a page that was closed. After the last one, the observer sends nothing, and the server goes on."""
+        self._pages.discard(page)
+        if not self._pages:
+            self._tell({"do": "unwatch"})
+
+    @property
+    def ends(self) -> bool:
+        """Whether the server ends now: it waits for no more requests. A pause must not hold up their end."""
+        assert self._api is not None
+        dispatcher = self._api.dispatcher
+        if dispatcher.state == "draining" and dispatcher.num_open and self._control:
+            self._tell({"do": "resume"})
+            self._tell({"do": "delay", "seconds": 0.0})
+        return dispatcher.state != "ready" and not (dispatcher.state == "draining" and dispatcher.num_open)
+
+
+class _Page(Response):
+    """The events for one open page: a response of server-sent events that ends with the connection, or the server."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, live: Live, viewer: str, facts: dict[str, Any]):
+        self.status_code, self.background = 200, None
+        self.init_headers({"cache-control": "no-store", "x-content-type-options": "nosniff"})
+        self.viewer, self.needs_state = viewer, True
+        self._live, self._frames = live, deque([_frame(msgspec.json.encode(facts))])
+        self._waiting = self._num_lost = 0
+        self._wake = asyncio.Event()
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def begin(self, frame: bytes) -> None:
+        """Send the state, after which events follow."""
+        self.needs_state = False
+        if self._num_lost:
+            frame = _frame(msgspec.json.encode({"event": "lost", "frames": self._num_lost})) + frame
+            self._num_lost = 0
+        self._add(frame)
+
+    def put(self, frame: bytes) -> None:
+        """Send a frame, or lose all frames that wait if they are too many."""
+        if self._waiting + len(frame) > MAX_WAITING:
+            self.lose()
+        else:
+            self._add(frame)
+
+    def lose(self) -> None:
+        """Lose the frames that wait: the page needs the state before it gets others."""
+        self._num_lost += 1 + len(self._frames)
+        self._frames.clear()
+        self._waiting, self.needs_state = 0, True
+
+    def _add(self, frame: bytes) -> None:
+        self._frames.append(frame)
+        self._waiting += len(frame)
+        self._wake.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gone = asyncio.ensure_future(_disconnected(receive))
+        self._live.open(self)
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            quiet = 0
+            while not gone.done() and not self._live.ends:
+                if self._frames:
+                    data, quiet = b"".join(self._frames), 0
+                    self._frames.clear()
+                    self._waiting = 0
+                elif quiet >= QUIET_LOOKS:
+                    data, quiet = b":\n\n", 0
+                else:
+                    self._wake.clear()
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._wake.wait(), LOOK_SECONDS)
+                    quiet += 1
+                    continue
+                await send({"type": "http.response.body", "body": data, "more_body": True})  # waits for a slow page
+                if self.needs_state and self._num_lost:
+                    self._live.ask()
+            if not gone.done():
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            gone.cancel()
+            self._live.shut(self)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _frame(lines: bytes) -> bytes:
+    """Return JSON lines as one server-sent event."""
+    return b"data: " + lines.replace(b"\n", b"\ndata: ") + b"\n\n"

@@ -1,0 +1,163 @@
+// The page: it connects to the server, feeds the model with events, and draws it.
+
+import { Model } from "./model.js";
+import { Board } from "./draw.js";
+import { Server, events } from "./stream.js";
+import { Chat } from "./chat.js";
+import { Workload, workload } from "./workloads.js";
+import { Recording, savePage } from "./record.js";
+
+const $ = (id) => document.getElementById(id);
+const DRAW_MS = 80, RETRY_MS = 1000;
+const viewer = Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+const server = new Server(), model = new Model(), recording = new Recording();
+let chosen = null, dirty = true, drawn = 0, bad = "";
+
+function select(what) {
+  chosen = what && (what.step !== undefined || what.uid !== undefined) ? what : null;
+  dirty = true;
+}
+const chat = new Chat(server, model, viewer, select);
+
+// ---- the text of pages, where it is allowed ----
+
+const pageTexts = new Map(), asked = new Set(); // text of token ids, by the ids
+function wordsOf(page) {
+  const own = chat.wordsOf(page);
+  if (own || !model.server.text) return own;
+  const ids = model.pageTokens.get(page);
+  if (!ids) return "";
+  const key = ids.join(" ");
+  if (pageTexts.has(key)) return pageTexts.get(key);
+  if (asked.size < 8 && !asked.has(key)) {
+    asked.add(key);
+    server.json("detokenize", { tokens: ids }).then((found) => { pageTexts.set(key, found.prompt); dirty = true; }, () => pageTexts.set(key, "")).finally(() => asked.delete(key));
+    if (pageTexts.size > 4000) pageTexts.clear();
+  }
+  return "";
+}
+const board = new Board($("board"), model, select, wordsOf);
+
+// ---- drawing ----
+
+function draw(time) {
+  if (dirty && time - drawn >= DRAW_MS) {
+    dirty = false;
+    drawn = time;
+    board.draw(chosen);
+    chat.markAll();
+    $("follow").hidden = !chosen;
+    $("pause").textContent = model.pace.paused ? "Resume" : "Pause";
+    $("pause").setAttribute("aria-pressed", model.pace.paused);
+    const delay = $("delay"), value = String(model.pace.delay);
+    if (document.activeElement !== delay && [...delay.options].some((each) => each.value === value)) delay.value = value;
+  }
+  requestAnimationFrame(draw);
+}
+requestAnimationFrame(draw);
+addEventListener("resize", () => { dirty = true; });
+
+function status(text, isBad = false) {
+  if ($("status").textContent !== text) $("status").textContent = text;
+  $("status").classList.toggle("bad", isBad);
+}
+function message(text, isBad = false) {
+  $("message").textContent = text;
+  $("message").classList.toggle("bad", isBad);
+}
+
+// ---- events ----
+
+function take(line) {
+  const event = JSON.parse(line);
+  recording.add(event, line);
+  if (event.event === "own") chat.own(event);
+  else model.apply(event);
+  if (event.event === "server") {
+    $("model").textContent = event.model;
+    document.title = `minisgl, live: ${event.model}`;
+    for (const each of $("pace").querySelectorAll("button, select")) each.disabled = !event.control;
+    $("pace").title = event.control ? "" : "This server may not be slowed down from a page (live.control).";
+  }
+  if (event.event === "lost") message(`This page was too slow: it lost ${event.frames} frames, and shows the state anew.`, true);
+  dirty = true;
+}
+async function watch() {
+  for (;;) {
+    try {
+      const response = await server.fetch(`live?viewer=${viewer}`);
+      status("watching");
+      $("key-form").hidden = true;
+      bad = "";
+      for await (const data of events(response)) for (const line of data.split("\n")) if (line) take(line);
+      bad = "The server closed the connection.";
+    } catch (error) {
+      if (error.status === 401) { askForKey(server.key ? error.message : ""); return; }
+      bad = error.status ? error.message : "The server can't be reached.";
+    }
+    status(`${bad} Trying again …`, true);
+    await new Promise((done) => setTimeout(done, RETRY_MS));
+  }
+}
+function askForKey(error) {
+  status("locked");
+  $("key-form").hidden = false;
+  $("key-error").textContent = error;
+  $("key").focus();
+}
+$("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  server.key = $("key").value;
+  $("key").value = "";
+  watch();
+});
+
+// ---- pace and workloads ----
+
+async function pace(body) {
+  try { await server.fetch("live/pace", body); } catch (error) { message(error.message, true); }
+}
+$("pause").addEventListener("click", () => pace({ do: model.pace.paused ? "resume" : "pause" }));
+$("one-step").addEventListener("click", () => { select(null); pace({ do: "step" }); });
+$("delay").addEventListener("change", () => pace({ do: "delay", seconds: +$("delay").value }));
+$("follow").addEventListener("click", () => select(null));
+
+const running = new Workload(server, chat);
+running.changed = (failed) => {
+  $("stop-workload").disabled = !running.open;
+  if (failed) message(failed, true);
+};
+for (const button of document.querySelectorAll("[data-workload]")) {
+  button.addEventListener("click", () => {
+    const [requests, words] = workload(button.dataset.workload, model.spec);
+    message(words, !requests);
+    select(null);
+    if (requests) running.start(requests);
+  });
+}
+$("stop-workload").addEventListener("click", () => running.stop());
+
+// ---- saving, theme, keys ----
+
+$("save-trace").addEventListener("click", () => message(recording.saveTrace()));
+$("save-page").addEventListener("click", async () => message(await savePage(recording, chat.transcript())));
+$("theme").addEventListener("click", () => {
+  const root = document.documentElement, dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const now = root.dataset.mdColorScheme || (dark ? "slate" : "default");
+  root.dataset.mdColorScheme = now === "slate" ? "default" : "slate";
+});
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName)) return;
+  const { steps } = model, i = chosen ? steps.findIndex((step) => step.s === chosen.step) : steps.length - 1;
+  const to = { ArrowLeft: i - 1, ArrowRight: i + 1, PageUp: i - 10, PageDown: i + 10, Home: 0, End: steps.length - 1 }[event.key];
+  if (to !== undefined && steps.length && !event.target.closest("#chat")) {
+    event.preventDefault();
+    select({ step: steps[Math.max(0, Math.min(to, steps.length - 1))].s, uid: chosen ? chosen.uid : undefined });
+  }
+  if (event.key === "Escape") select(null);
+  if (event.key === "p" && !$("pause").disabled) $("pause").click();
+  if (event.key === "n" && !$("one-step").disabled) $("one-step").click();
+});
+
+window.minisglLive = { model, chat, recording }; // for tests, and for the curious in the console
+watch();

@@ -1,0 +1,308 @@
+// Draws the model: numbers, timeline, the step in words, queue, tree and page map. Text is set as textContent only.
+
+import { CACHE, FREE, RETIRING, explain, why } from "./model.js";
+
+const NS = "http://www.w3.org/2000/svg", HUES = 8, MAX_LINES = 28, MAX_CELLS = 1024, MAX_NODES = 60;
+const hue = (uid) => "q" + (((uid % HUES) + HUES) % HUES);
+const plural = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;
+const seconds = (s) => s === null ? "–" : s < 0.9995 ? `${(s * 1000).toFixed(s < 0.01 ? 1 : 0)} ms` : `${s.toFixed(2)} s`;
+const oneLine = (words) => words.replace(/\s+/g, " ").trim();
+
+export function html(parent, tag, cls, words) {
+  const e = document.createElement(tag);
+  if (cls) e.className = cls;
+  if (words !== undefined) e.textContent = words;
+  if (parent) parent.appendChild(e);
+  return e;
+}
+function svg(parent, tag, attributes, words) {
+  const e = document.createElementNS(NS, tag);
+  for (const [key, value] of Object.entries(attributes || {})) if (value !== undefined) e.setAttribute(key, value);
+  if (words !== undefined) e.textContent = words;
+  if (parent) parent.appendChild(e);
+  return e;
+}
+function button(e, label, act) {
+  for (const [key, value] of [["tabindex", 0], ["role", "button"], ["aria-label", label], ["data-key", label]]) e.setAttribute(key, value);
+  e.classList.add("hit");
+  e.addEventListener("click", act);
+  e.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" || event.key === " ") { event.preventDefault(); act(event); }
+  });
+}
+
+export class Board {
+  // `select(what)` is called with {step, uid} when something is chosen; `wordsOf(page)` returns a page's text or "".
+  constructor(root, model, select, wordsOf) {
+    Object.assign(this, { root, model, select, wordsOf });
+    this.panels = {};
+    for (const [name, title, wide] of [["numbers", "Numbers", true], ["timeline", "Batch timeline", true], ["step", "Step", true],
+                                       ["queue", "Requests", true], ["tree", "Radix tree", false], ["pages", "Page map", false]]) {
+      const box = html(root, "section", `panel ${name}` + (wide ? " wide" : ""));
+      const head = html(box, "h2", "", title);
+      head.id = `panel-${name}`;
+      box.setAttribute("aria-labelledby", head.id);
+      this.panels[name] = { box, head, body: html(box, "div", "body") };
+    }
+    this.numbers = this.makeNumbers(this.panels.numbers.body);
+    this.cells = [];
+  }
+  draw(chosen) {
+    this.chosen = chosen;
+    const focused = document.activeElement && this.root.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
+    this.drawNumbers();
+    this.drawTimeline();
+    this.drawStep();
+    this.drawQueue();
+    this.drawTree();
+    this.drawPages();
+    if (focused !== undefined && document.activeElement === document.body) {
+      const again = [...this.root.querySelectorAll("[data-key]")].find((e) => e.dataset.key === focused);
+      if (again) again.focus({ preventScroll: true });
+    }
+  }
+  // The step that is shown: the chosen one, or the last.
+  shown() {
+    const { steps, stepAt } = this.model;
+    return (this.chosen && stepAt.get(this.chosen.step)) || steps.at(-1);
+  }
+
+  // ---- numbers ----
+
+  makeNumbers(body) {
+    const list = html(body, "dl", "numbers"), out = {};
+    for (const [key, name] of [["rate", "tokens a second"], ["ttft", "time to first token"], ["gap", "between tokens"], ["hit", "prompt tokens cached"],
+                               ["free", "free pages"], ["running", "running"], ["waiting", "waiting"], ["retractions", "retractions"]]) {
+      const box = html(list, "div");
+      html(box, "dt", "", name);
+      out[key] = html(box, "dd", "", "–");
+      out[key].dataset.number = key;
+    }
+    return out;
+  }
+  drawNumbers() {
+    const n = this.model.numbers(), put = (key, words) => { if (this.numbers[key].textContent !== words) this.numbers[key].textContent = words; };
+    put("rate", n.rate ? n.rate.toFixed(n.rate < 10 ? 1 : 0) : "0");
+    put("ttft", seconds(n.ttft));
+    put("gap", seconds(n.gap));
+    put("hit", n.hit === null ? "–" : `${Math.round(100 * n.hit)} %`);
+    put("free", `${n.pool.free.toLocaleString("en")} of ${this.model.spec.num_pages.toLocaleString("en")}`);
+    put("running", String(n.running));
+    put("waiting", String(n.waiting));
+    put("retractions", String(n.retractions));
+  }
+
+  // ---- timeline ----
+
+  canvas(body, width, height, label) {
+    const e = svg(null, "svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": label });
+    body.replaceChildren(e);
+    return e;
+  }
+  drawTimeline() {
+    const { body } = this.panels.timeline, { steps } = this.model, wide = Math.max(body.clientWidth, 240), left = 44, cell = 22, high = 20, top = 4;
+    if (!steps.length) { body.replaceChildren(html(null, "p", "soft", "No step yet. Write something in the chat, or start a workload.")); return; }
+    const columns = Math.max(6, Math.floor((wide - left - 4) / cell));
+    const last = this.chosen && this.model.stepAt.has(this.chosen.step) ? Math.min(steps.length - 1, Math.max(steps.indexOf(this.model.stepAt.get(this.chosen.step)) + Math.floor(columns / 2), columns - 1)) : steps.length - 1;
+    const from = Math.max(0, last - columns + 1), visible = steps.slice(from, last + 1), uids = [];
+    for (const step of visible) for (const uid of [...step.rows.map((row) => row.uid), ...step.waiting]) if (!uids.includes(uid)) uids.push(uid);
+    uids.sort((a, b) => a - b);
+    const chosenUid = this.chosen ? this.chosen.uid : undefined, lines = uids.length > MAX_LINES ? uids.slice(-MAX_LINES) : uids;
+    if (chosenUid !== undefined && uids.includes(chosenUid) && !lines.includes(chosenUid)) lines[0] = chosenUid;
+    const bottom = top + lines.length * high, y = new Map(lines.map((uid, i) => [uid, top + i * high]));
+    const e = this.canvas(body, wide, bottom + 18, "Batch timeline: a column for each step, a line for each request");
+    const x = (i) => left + i * cell;
+    visible.forEach((step, i) => {
+      const at = this.chosen && this.chosen.step === step.s;
+      const column = svg(e, "g", { "data-step": step.s, class: at ? "column chosen" : "column" });
+      svg(column, "rect", { class: "back", x: x(i), y: 0, width: cell, height: bottom + 18 });
+      if (step.s % 5 === 0 || at) svg(column, "text", { class: at ? "mid strong" : "soft mid", x: x(i) + cell / 2, y: bottom + 13 }, step.s);
+      for (const uid of step.waiting) if (y.has(uid)) svg(column, "path", { class: "wait", d: `M${x(i) + 2} ${y.get(uid) + high / 2}h${cell - 4}` });
+      for (const row of step.rows) if (y.has(row.uid)) this.drawRow(column, step, row, x(i), y.get(row.uid), cell, high);
+      button(column, `Step ${step.s}`, (event) => this.select({ step: step.s, uid: event.target.dataset && event.target.dataset.uid ? +event.target.dataset.uid : chosenUid }));
+    });
+    for (const uid of lines) {
+      const name = svg(e, "g", { class: chosenUid === uid ? "chosen" : "" });
+      svg(name, "circle", { class: hue(uid), cx: 7, cy: y.get(uid) + high / 2, r: 5.5 });
+      svg(name, "text", { x: 16, y: y.get(uid) + high / 2 + 4 }, uid);
+      button(name, `Request ${uid}`, () => this.select({ step: this.chosen ? this.chosen.step : undefined, uid: chosenUid === uid ? undefined : uid }));
+    }
+    const more = uids.length - lines.length;
+    this.panels.timeline.head.textContent = "Batch timeline" + (more > 0 ? `, without ${plural(more, "older request")}` : "");
+  }
+  drawRow(parent, step, row, x, y, cell, high) {
+    const tall = high - 4, dim = this.chosen && this.chosen.uid !== undefined && this.chosen.uid !== row.uid ? " dim" : "";
+    const words = `request ${row.uid}: ${row.kind === "prefill" ? `${plural(row.count, "prompt token")} from position ${row.start}` : "next token"}` +
+      (row.cached && row.admitted ? `, ${row.cached} tokens from the cache` : "") + (row.accepted === null ? "" : `, ${row.accepted} of ${row.drafts} drafts accepted`) +
+      (row.lost ? "; its token is discarded" : "");
+    const part = (cls, from, to) => {
+      if (to <= from) return;
+      const e = svg(parent, "rect", { class: cls + dim, x: x + 1.5, y: y + 2 + tall * from, width: cell - 3, height: tall * (to - from), rx: 2, "data-uid": row.uid, "data-kind": cls });
+      svg(e, "title", {}, words);
+    };
+    if (row.kind === "prefill") {
+      const share = row.admitted && row.cached ? row.cached / (row.cached + row.count) : 0;
+      part(row.lost ? "lost" : "prefill", 0, 1 - share);
+      part("cache", 1 - share, 1);
+    } else if (row.kind === "verify" && row.accepted !== null && row.drafts) {
+      const own = 1 / (row.drafts + 1), accepted = row.accepted * own;
+      part("decode", 0, own);
+      part("accepted", own, own + accepted);
+      part("rejected", own + accepted, 1);
+    } else part(row.lost ? "lost" : "decode", 0, 1);
+  }
+
+  // ---- the step in words ----
+
+  drawStep() {
+    const { body, head } = this.panels.step, step = this.shown();
+    if (!step) { head.textContent = "Step"; body.replaceChildren(); return; }
+    const follows = !(this.chosen && this.model.stepAt.has(this.chosen.step));
+    head.textContent = `Step ${step.s}` + (follows ? " (the newest)" : "");
+    const out = [html(null, "p", "explain", explain(this.model, step))];
+    out[0].id = "explain";
+    const uid = this.chosen ? this.chosen.uid : undefined, req = uid === undefined ? null : this.model.requests.get(uid);
+    if (req) out.push(html(null, "p", "", this.describe(req, step)));
+    else if (uid !== undefined) out.push(html(null, "p", "soft", `Request ${uid} ended long ago.`));
+    body.replaceChildren(...out);
+  }
+  describe(req, step) {
+    const row = step.rows.find((each) => each.uid === req.uid), parts = [`Request ${req.uid}: ${plural(req.prompt, "prompt token")}`];
+    if (req.hit > 0) parts.push(`${req.hit} of them found in the cache`);
+    parts.push(`${plural(req.output, "output token")} so far`);
+    if (req.tAdmit) parts.push(`waited ${seconds(Math.max(req.tAdmit - req.t, 0))} before its first step`);
+    else parts.push(`waits ${why(this.model, { ...step, waiting: [req.uid] })}`);
+    if (req.tFirst) parts.push(`first token after ${seconds(req.tFirst - req.t)}`);
+    if (req.retractions) parts.push(`retracted ${req.retractions === 1 ? "once" : `${req.retractions} times`}`);
+    if (req.reason) parts.push(`ended: ${req.reason}`);
+    let text = parts.join("; ") + ".";
+    if (row) {
+      const others = step.rows.length - 1;
+      text += ` In this step it was ${others ? `one of ${step.rows.length} rows` : "alone"}`;
+      text += row.kind === "prefill" ? `, and computed positions ${row.start} to ${row.start + row.count - 1}.` : ", and computed one position for its next token.";
+    }
+    const pages = this.pagesOf(req), sharers = new Set();
+    for (const uid of this.model.running) if (uid !== req.uid) for (const page of this.model.requests.get(uid).cachedPages) if (pages.includes(page)) sharers.add(uid);
+    if (pages.length) text += ` It has ${plural(pages.length, "page")}: ${pages.slice(0, 8).join(", ")}${pages.length > 8 ? ", …" : ""}` + (sharers.size ? `, some of them shared with ${[...sharers].map((each) => `request ${each}`).join(", ")}.` : ".");
+    return text;
+  }
+  pagesOf(req) {
+    const pages = (req.table.length ? req.table : req.lastTable || []).filter((page) => page !== undefined);
+    return pages;
+  }
+
+  // ---- queue ----
+
+  drawQueue() {
+    const { body, head } = this.panels.queue, waiting = this.model.waiting(), running = [...this.model.running];
+    head.textContent = `Requests: ${running.length} running, ${waiting.length} waiting`;
+    const list = html(null, "ul", "queue");
+    const add = (uid, cls) => {
+      const req = this.model.requests.get(uid), item = html(list, "li", cls), chip = html(item, "button", `chip ${hue(uid)}`, String(uid));
+      chip.type = "button";
+      chip.dataset.key = `queue ${uid}`;
+      chip.setAttribute("aria-label", `Request ${uid}`);
+      chip.addEventListener("click", () => this.select({ step: this.chosen ? this.chosen.step : undefined, uid }));
+      const state = this.model.stateOf(req);
+      const percent = state === "prefill" ? ` ${Math.round(100 * req.computed / Math.max(req.prefill, 1))} %` : "";
+      html(item, "span", "", state === "waiting" ? `waits since ${seconds(Math.max(this.model.now - req.t, 0))}` : `${state}${percent}, ${req.output} of ${req.max} tokens`);
+    };
+    for (const uid of running.slice(0, 24)) add(uid, "running");
+    for (const uid of waiting.slice(0, 24)) add(uid, "waiting");
+    const more = Math.max(running.length - 24, 0) + Math.max(waiting.length - 24, 0);
+    if (more) html(list, "li", "soft", `and ${more} more`);
+    if (!running.length && !waiting.length) html(list, "li", "soft", "No request is open.");
+    body.replaceChildren(list);
+  }
+
+  // ---- tree ----
+
+  drawTree() {
+    const { body, head } = this.panels.tree, nodes = this.model.tree.nodes(), pages = nodes.reduce((sum, node) => sum + node.pages.length, 0);
+    head.textContent = `Radix tree: ${plural(nodes.length, "node")}, ${plural(pages, "page")}`;
+    if (!nodes.length) { body.replaceChildren(html(null, "p", "soft", "The cache is empty. A prompt of at least one whole page fills it.")); return; }
+    let list = nodes;
+    if (nodes.length > MAX_NODES) { // those in use, and the ones that were used last, each with its parents
+      const kept = new Set();
+      for (const node of [...nodes].sort((a, b) => (b.users > 0) - (a.users > 0) || b.step - a.step)) {
+        if (kept.size >= MAX_NODES) break;
+        for (let each = node; each && each.parent; each = each.parent) kept.add(each);
+      }
+      list = nodes.filter((node) => kept.has(node));
+    }
+    const depth = new Map([[this.model.tree.root, 0]]), level = new Map([[this.model.tree.root, -1]]);
+    let deepest = 1;
+    for (const node of list) {
+      depth.set(node, depth.get(node.parent) + node.parent.pages.length);
+      level.set(node, level.get(node.parent) + 1);
+      deepest = Math.max(deepest, depth.get(node) + node.pages.length);
+    }
+    const wide = Math.max(body.clientWidth, 240), unit = Math.max(1.5, Math.min(24, (wide - 150) / deepest)), high = 26, mine = this.chosenPages();
+    const e = this.canvas(body, wide, list.length * high + 8, "Radix tree of cached prefixes"), place = new Map();
+    const now = this.model.lastLaunched;
+    list.forEach((node, i) => {
+      const x = 2 + depth.get(node) * unit, y = 4 + i * high, w = Math.max(node.pages.length * unit - 2, 3);
+      place.set(node, y);
+      if (place.has(node.parent)) svg(e, "path", { class: "edge", d: `M${x} ${place.get(node.parent) + 18}V${y + 9}` });
+      const words = oneLine(node.pages.slice(0, 4).map((page) => this.wordsOf(page)).join("")), age = Math.max(0, now - node.step);
+      const g = svg(e, "g", { "data-pages": node.pages.join(" "), "data-users": node.users });
+      svg(g, "rect", { class: (node.users ? "cache used" : "idle") + (node.pages.some((page) => mine.has(page)) ? " focus" : ""), x, y, width: w, height: 18, rx: 3 });
+      if (unit >= 16) node.pages.forEach((page, k) => svg(g, "text", { class: (node.users ? "on" : "") + " mid small", x: x + (k + 0.5) * unit, y: y + 12.5 }, page));
+      const about = `${node.users ? plural(node.users, "user") : age ? `${plural(age, "step")} ago` : "just used"}`;
+      svg(g, "text", { class: "soft small", x: x + w + 6, y: y + 12.5 }, about + (words ? ` · ${words.slice(0, 60)}` : ""));
+      svg(g, "title", {}, `${plural(node.pages.length, "page")}: ${node.pages.slice(0, 12).join(", ")}; ${plural(node.users, "user")}; last used in step ${node.step}` + (words ? `\n${words}` : ""));
+      g.setAttribute("role", "img");
+      g.setAttribute("aria-label", `${plural(node.pages.length, "page")}, ${about}${words ? `: ${words}` : ""}`);
+    });
+    if (list.length < nodes.length) head.textContent += `, of which ${list.length} are shown`;
+  }
+  chosenPages() {
+    const req = this.chosen && this.chosen.uid !== undefined ? this.model.requests.get(this.chosen.uid) : null;
+    return new Set(req ? [...this.pagesOf(req), ...req.cachedPages] : []);
+  }
+
+  // ---- page map ----
+
+  drawPages() {
+    const { body, head } = this.panels.pages, { owner, refs, spec } = this.model, count = spec.num_pages, pool = this.model.numbers().pool;
+    head.textContent = `Page map: ${pool.free.toLocaleString("en")} free, ${(count - pool.free - pool.cached - pool.retiring).toLocaleString("en")} of requests, ${pool.cached.toLocaleString("en")} cached`;
+    const group = Math.max(1, Math.ceil(count / MAX_CELLS)), cells = Math.ceil(count / group), wide = Math.max(body.clientWidth, 200);
+    const size = Math.max(8, Math.min(24, Math.sqrt(wide * 260 / Math.max(cells, 1)))), columns = Math.max(1, Math.floor(wide / size));
+    const shape = `${wide} ${cells} ${size}`;
+    if (shape !== this.shape || !body.firstChild) {
+      this.shape = shape;
+      const e = this.canvas(body, wide, Math.ceil(cells / columns) * size + (group > 1 ? 18 : 2), "Page map of the KV pool");
+      this.cells = [];
+      for (let i = 0; i < cells; i++) {
+        const rect = svg(e, "rect", { x: (i % columns) * size + 1, y: Math.floor(i / columns) * size + 1, width: size - 2, height: size - 2, rx: 2 });
+        const title = svg(rect, "title");
+        rect.addEventListener("click", () => { const uid = this.model.owner[i * group]; if (uid >= 0) this.select({ step: this.chosen ? this.chosen.step : undefined, uid }); });
+        this.cells.push({ rect, title, cls: "", words: "" });
+      }
+      if (group > 1) svg(e, "text", { class: "soft small", x: 0, y: Math.ceil(cells / columns) * size + 13 }, `a square is ${group} pages, in the colour of most of them`);
+    }
+    const mine = this.chosenPages();
+    for (let i = 0; i < cells; i++) {
+      let page = i * group, words;
+      if (group > 1) {
+        const votes = new Map();
+        for (let p = page; p < Math.min(page + group, count); p++) { const key = owner[p] === CACHE ? (refs[p] ? -4 : CACHE) : owner[p]; votes.set(key, (votes.get(key) || 0) + 1); }
+        const [most] = [...votes].sort((a, b) => b[1] - a[1])[0];
+        const used = [...votes].filter(([key]) => key !== FREE).reduce((sum, each) => sum + each[1], 0);
+        words = `pages ${page} to ${Math.min(page + group, count) - 1}: ${used} in use`;
+        const cls = (most === FREE ? "free" : most === RETIRING ? "retire" : most === -4 ? "cache used" : most === CACHE ? "idle" : hue(most)) + (most === FREE && used ? " partly" : "");
+        this.paint(this.cells[i], cls, words);
+        continue;
+      }
+      const who = owner[page], users = refs[page];
+      const cls = (who === FREE ? "free" : who === RETIRING ? "retire" : who === CACHE ? (users ? "cache used" : "idle") : hue(who)) + (mine.has(page) ? " focus" : "");
+      words = `page ${page}: ` + (who === FREE ? "free" : who === RETIRING ? "becomes free after the steps in flight" : who === CACHE ? `cached, ${plural(users, "user")}` : `request ${who}`);
+      const text = who === FREE ? "" : oneLine(this.wordsOf(page));
+      this.paint(this.cells[i], cls, text ? `${words}\n${text}` : words);
+    }
+  }
+  paint(cell, cls, words) {
+    if (cell.cls !== cls) { cell.rect.setAttribute("class", cls); cell.cls = cls; }
+    if (cell.words !== words) { cell.title.textContent = words; cell.words = words; }
+  }
+}

@@ -1,0 +1,454 @@
+// The scheduler's state, rebuilt from the events of a trace: requests, pages, page tables, the tree, steps in flight.
+// It does what minisgl/trace/state.py and tree.py do, and keeps the last steps for the timeline. It draws nothing.
+
+export const FREE = -1, RETIRING = -2, CACHE = -3;
+const KEPT_STEPS = 600, KEPT_REQUESTS = 400, RATE_SECONDS = 5;
+const GRAMMAR_ERROR = "The grammar of the request";
+
+// ---- the tree of cached pages --------------------------------------------------------------------------------
+
+class Node {
+  constructor(parent, pages) {
+    Object.assign(this, { parent, pages, children: [], users: 0, step: 0 });
+  }
+}
+
+export class Tree {
+  constructor() {
+    this.root = new Node(null, []);
+    this.nodeOf = new Map(); // cached page -> its node
+  }
+  static from(list) {
+    const tree = new Tree(), nodes = [];
+    for (const [parent, pages, users, step] of list) {
+      const node = new Node(parent < 0 ? tree.root : nodes[parent], [...pages]);
+      Object.assign(node, { users, step });
+      node.parent.children.push(node);
+      for (const page of pages) tree.nodeOf.set(page, node);
+      nodes.push(node);
+    }
+    return tree;
+  }
+  lock(page, step, users = 1) {
+    for (let node = this.endAt(page); node; node = node.parent) {
+      node.users += users;
+      node.step = step;
+    }
+  }
+  insert(prefix, pages, step) {
+    const parent = this.endAt(prefix), node = new Node(parent, [...pages]);
+    node.step = step;
+    parent.children.push(node);
+    for (const page of pages) this.nodeOf.set(page, node);
+  }
+  evict(pages) {
+    const touched = new Set(), gone = new Set(pages);
+    for (const page of pages) {
+      if (this.nodeOf.has(page)) touched.add(this.nodeOf.get(page));
+      this.nodeOf.delete(page);
+    }
+    for (const node of touched) {
+      node.pages = node.pages.filter((page) => !gone.has(page));
+      if (!node.pages.length && node.parent) node.parent.children = node.parent.children.filter((each) => each !== node);
+    }
+  }
+  // Every node but the root: a node before its children, older children first.
+  nodes() {
+    const out = [], visit = (node) => { for (const child of node.children) { out.push(child); visit(child); } };
+    visit(this.root);
+    return out;
+  }
+  path(page) {
+    let node = this.nodeOf.get(page);
+    if (!node) return [];
+    let out = node.pages.slice(0, node.pages.indexOf(page) + 1);
+    for (node = node.parent; node; node = node.parent) out = [...node.pages, ...out];
+    return out;
+  }
+  endAt(page) {
+    const node = page === undefined || page === null ? this.root : this.nodeOf.get(page) || this.root;
+    const at = node.pages.length ? node.pages.indexOf(page) + 1 : 0;
+    if (at === node.pages.length) return node;
+    const upper = new Node(node.parent, node.pages.slice(0, at));
+    Object.assign(upper, { users: node.users, step: node.step });
+    node.parent.children[node.parent.children.indexOf(node)] = upper;
+    upper.children.push(node);
+    node.pages = node.pages.slice(at);
+    node.parent = upper;
+    for (const each of upper.pages) this.nodeOf.set(each, upper);
+    return upper;
+  }
+}
+
+// ---- the state ------------------------------------------------------------------------------------------------
+
+export class Model {
+  constructor() {
+    this.header = null;
+    this.lostFrames = 0;
+    this.pace = { paused: false, delay: 0 };
+    this.server = { model: "", control: false, text: false };
+    this.pageTokens = new Map(); // with the text of all requests: cached page -> token ids
+    this.clear();
+  }
+  clear() {
+    const spec = this.header ? this.header.spec : { num_pages: 0, page_size: 16 };
+    this.spec = spec;
+    this.requests = new Map(); // uid -> request, ended ones too: the last KEPT_REQUESTS
+    this.open = new Set(); // uids, by arrival
+    this.running = new Set(); // uids, by admission
+    this.owner = new Int32Array(spec.num_pages).fill(FREE);
+    this.refs = new Int32Array(spec.num_pages);
+    this.serials = new Map(); // page -> the number of its last allocation: tells whether it still holds the same tokens
+    this.numAllocations = 0;
+    this.tree = new Tree();
+    this.inFlight = [];
+    this.retiring = [];
+    this.unlocks = [];
+    this.lastLaunched = this.lastRead = -1;
+    this.failed = false;
+    this.pool = null; // the last event `pool`
+    this.steps = []; // the last steps, for the timeline
+    this.stepAt = new Map();
+    this.pending = []; // events since the last launch
+    this.totals = { admitted: 0, cached: 0, prompt: 0, retractions: 0, evicted: 0, output: 0 };
+    this.rate = []; // [time, tokens] of the last seconds
+    this.ttfts = [];
+    this.gaps = [];
+    this.now = 0;
+    this.numAdmissions = this.numAdded = 0;
+  }
+
+  // Apply an event. Unknown events are ignored.
+  apply(event) {
+    const apply = this["on_" + event.event];
+    if (event.t !== undefined && event.t > this.now) this.now = event.t;
+    if (apply) apply.call(this, event);
+  }
+
+  // ---- events that a trace does not have ----
+
+  on_header(event) { this.header = event; this.clear(); }
+  on_server(event) { this.server = event; }
+  on_pace(event) { this.pace = { paused: event.paused, delay: event.delay }; }
+  on_lost(event) { this.lostFrames += event.frames; }
+  on_now(event) {
+    const kept = { steps: this.steps, stepAt: this.stepAt };
+    this.clear();
+    if (kept.steps.length && kept.steps[kept.steps.length - 1].s < event.step) Object.assign(this, kept);
+    this.lastLaunched = event.step - 1;
+    this.lastRead = event.read;
+    this.numAdded = event.added;
+    this.numAdmissions = event.admitted;
+    for (const each of event.requests) {
+      const req = this.makeRequest(each.uid, each.arrival, each.t, each.prompt, each.max, each.added, each.priority);
+      Object.assign(req, {
+        output: each.output, queued: each.queued, row: each.row, order: each.order, prefill: each.prefill,
+        computed: each.computed, cachedPages: each.cached, hit: each.hit, tAdmit: each.admitted, tFirst: each.first,
+        retractions: each.retractions, table: each.table, missed: each.output,
+      });
+      req.made = new Array(each.output).fill(-1);
+      req.how = new Array(each.output).fill("");
+      if (event.ids) req.ids = event.ids[each.uid] || null;
+      if (each.row >= 0) this.running.add(each.uid);
+    }
+    this.running = new Set([...this.running].sort((a, b) => this.requests.get(a).order - this.requests.get(b).order));
+    let at = 0;
+    for (const [value, count] of event.owner) { this.owner.fill(value, at, at + count); at += count; }
+    at = 0;
+    for (const [value, count] of event.refs) { this.refs.fill(value, at, at + count); at += count; }
+    this.tree = Tree.from(event.tree);
+    this.inFlight = event.in_flight.map((batch) => this.record(batch));
+    this.retiring = event.retiring;
+    this.unlocks = event.unlocks;
+    this.pageTokens = new Map(event.tokens || []);
+    this.pool = { free: this.count(FREE), cached: this.count(CACHE), evictable: this.evictable(), retiring: this.count(RETIRING) };
+  }
+
+  // ---- requests ----
+
+  makeRequest(uid, arrival, t, prompt, max, added, priority) {
+    const req = {
+      uid, arrival, t, prompt, max, added, priority, output: 0, queued: added, row: -1, order: -1, prefill: 0, computed: 0,
+      cachedPages: [], hit: -1, table: [], reason: "", error: "", tAdmit: 0, tFirst: 0, tEnd: 0, tLast: 0, retractions: 0,
+      made: [], how: [], chunks: [], missed: 0, ids: null,
+    };
+    this.requests.set(uid, req);
+    this.open.add(uid);
+    if (this.requests.size > KEPT_REQUESTS)
+      for (const [old, each] of this.requests) if (each.reason) { this.requests.delete(old); break; }
+    return req;
+  }
+  length(req) { return req.prompt + req.output; }
+  stateOf(req) {
+    if (req.reason) return req.reason;
+    if (req.row < 0) return "waiting";
+    return req.computed < req.prefill ? "prefill" : "decode";
+  }
+  waiting() { return [...this.open].filter((uid) => this.requests.get(uid).row < 0); }
+  count(owner) { let n = 0; for (const each of this.owner) if (each === owner) n++; return n; }
+  evictable() { let n = 0; for (let i = 0; i < this.owner.length; i++) if (this.owner[i] === CACHE && !this.refs[i]) n++; return n; }
+  on_add(event) {
+    const req = this.makeRequest(event.uid, this.numAdded++, event.t, event.prompt_ids.length, event.max_tokens, event.step, event.priority || 0);
+    if (this.server.text) req.ids = [...event.prompt_ids];
+    this.pending.push(event);
+  }
+  on_match(event) {
+    const req = this.requests.get(event.uid);
+    req.cachedPages = [...event.pages];
+    req.prefill = event.num_tokens;
+    req.priority = event.priority || 0;
+    req.computed = event.pages.length * this.spec.page_size;
+    if (req.hit < 0) {
+      req.hit = req.computed;
+      this.totals.admitted++;
+      this.totals.cached += req.hit;
+      this.totals.prompt += req.prompt;
+    }
+    for (const page of event.pages) this.refs[page]++;
+    this.tree.lock(event.pages.at(-1), event.step);
+    this.pending.push(event);
+  }
+  on_admit(event) {
+    const req = this.requests.get(event.uid);
+    req.row = event.req_pool_idx;
+    req.order = this.numAdmissions++;
+    req.table = [];
+    this.running.add(req.uid);
+    this.pending.push(event);
+  }
+  on_retract(event) {
+    this.requests.get(event.uid).retractions++;
+    this.requests.get(event.uid).queued = event.step;
+    this.totals.retractions++;
+    this.stop(event);
+  }
+  on_finish(event) {
+    const req = this.requests.get(event.uid);
+    req.reason = event.finish_reason;
+    req.error = event.error || "";
+    req.tEnd = event.t;
+    req.lastTable = req.table;
+    req.lastSerials = req.table.map((page) => this.serials.get(page));
+    this.open.delete(req.uid);
+    this.failed = this.failed || (req.reason === "error" && !req.error.startsWith(GRAMMAR_ERROR));
+    this.stop(event);
+  }
+  stop(event) {
+    const req = this.requests.get(event.uid);
+    if (req.row >= 0 && !this.failed) {
+      this.unlocks.push([this.lastLaunched, req.cachedPages]);
+      this.freeRetired();
+    }
+    this.running.delete(req.uid);
+    req.row = req.order = -1;
+    req.computed = req.reason ? req.computed : 0;
+    req.cachedPages = [];
+    req.table = [];
+    this.pending.push(event);
+  }
+
+  // ---- pages ----
+
+  on_allocate(event) {
+    event.pages.forEach((page, i) => { this.owner[page] = event.owners[i]; this.serials.set(page, ++this.numAllocations); this.pageTokens.delete(page); });
+    this.pending.push(event);
+  }
+  on_evict(event) {
+    for (const page of event.pages) { this.owner[page] = FREE; this.pageTokens.delete(page); }
+    this.totals.evicted += event.pages.length;
+    this.tree.evict(event.pages);
+    this.pending.push(event);
+  }
+  on_free(event) {
+    for (const page of event.pages) this.owner[page] = RETIRING;
+    this.retiring.push([event.step, event.pages]);
+    this.freeRetired();
+    this.pending.push(event);
+  }
+  on_cache(event) {
+    const req = this.requests.get(event.uid), fresh = new Set(event.pages), oldEnd = req.cachedPages.at(-1), size = this.spec.page_size;
+    for (const page of event.pages) this.owner[page] = CACHE;
+    if (req.ids) event.cached_pages.forEach((page, i) => {
+      const at = (event.start + i) * size;
+      if (fresh.has(page)) this.pageTokens.set(page, req.ids.slice(at, at + size));
+    });
+    let run = [], parent = oldEnd;
+    for (const page of event.cached_pages) {
+      if (fresh.has(page)) { run.push(page); continue; }
+      if (run.length) this.tree.insert(parent, run, event.step);
+      run = [];
+      parent = page;
+    }
+    if (run.length) this.tree.insert(parent, run, event.step);
+    for (const page of event.cached_pages) this.refs[page]++;
+    req.cachedPages = [...req.cachedPages, ...event.cached_pages];
+    this.tree.lock(req.cachedPages.at(-1), event.step);
+    this.tree.lock(oldEnd, event.step, -1);
+    this.pending.push(event);
+  }
+  on_pool(event) {
+    this.pool = event;
+    const last = this.steps.at(-1);
+    if (last) last.pool = event;
+  }
+  freeRetired() {
+    while (this.retiring.length && this.retiring[0][0] <= this.lastRead)
+      for (const page of this.retiring.shift()[1]) this.owner[page] = FREE;
+    while (this.unlocks.length && this.unlocks[0][0] <= this.lastRead) {
+      const pages = this.unlocks.shift()[1];
+      for (const page of pages) this.refs[page]--;
+      this.tree.lock(pages.at(-1), this.lastRead, -1);
+    }
+  }
+
+  // ---- steps ----
+
+  on_batch(event) {
+    const rowOf = new Map([...this.running].map((uid) => [this.requests.get(uid).row, this.requests.get(uid)]));
+    const [rows, columns, pages] = event.page_table_updates;
+    rows.forEach((row, i) => { const req = rowOf.get(row); if (req) req.table[columns[i]] = pages[i]; });
+    this.lastLaunched = event.step;
+    const step = this.record(event);
+    this.inFlight.push(step);
+    step.events = this.pending;
+    this.pending = [];
+    step.waiting = this.waiting();
+    this.steps.push(step);
+    this.stepAt.set(step.s, step);
+    if (this.steps.length > KEPT_STEPS) this.stepAt.delete(this.steps.shift().s);
+    for (const row of step.rows) {
+      const req = this.requests.get(row.uid);
+      req.computed = row.start + (row.kind === "verify" ? 1 : row.count);
+      if (row.kind === "prefill") req.chunks.push([row.start, row.start + row.count, step.s]);
+      if (!req.tAdmit) req.tAdmit = event.t;
+    }
+  }
+  // One step: its rows, and what its result says later.
+  record(event) {
+    const end = event.num_decode + (event.drafts ? event.drafts.length : 0);
+    const admitted = new Set(this.pending.filter((each) => each.event === "admit").map((each) => each.uid));
+    const matched = new Map(this.pending.filter((each) => each.event === "match").map((each) => [each.uid, each.pages.length * this.spec.page_size]));
+    const rows = event.uids.map((uid, i) => {
+      const kind = i < event.num_decode ? "decode" : i < end ? "verify" : "prefill", rounds = event.rounds || 1;
+      const drafts = kind === "verify" ? event.drafts[i - event.num_decode].length * rounds : 0;
+      return {
+        uid, kind, start: event.num_computed_tokens[i], count: event.num_scheduled_tokens[i] * rounds, drafts, rounds,
+        samples: event.num_sampled_tokens[i], cached: matched.get(uid) || 0, admitted: admitted.has(uid),
+        order: (this.requests.get(uid) || {}).order, tokens: 0, accepted: null, lost: false,
+      };
+    });
+    return { s: event.step, t: event.t, read: null, rows, waiting: [], events: [], pool: this.pool };
+  }
+  on_step(event) { // the result of a step
+    const step = this.inFlight.shift();
+    if (!step) return;
+    this.lastRead = event.step;
+    this.freeRetired();
+    step.read = event.t;
+    let gained = 0;
+    step.rows.forEach((row, i) => {
+      const kept = event.kept ? event.kept[i] : 1;
+      if (!kept) { row.lost = row.samples > 0; return; }
+      const req = this.requests.get(row.uid), run = event.runs ? event.runs[i] : [event.tokens[i]];
+      if (!req) return;
+      row.tokens = run.length;
+      const ends = new Set(); // the places in `run` of tokens that the model sampled itself
+      let at = 0;
+      for (const n of event.rounds ? event.rounds[i] : [run.length]) { at += n; ends.add(at - 1); }
+      row.accepted = row.kind === "verify" ? run.length - ends.size : null;
+      run.forEach((_, k) => { req.made.push(step.s); req.how.push(ends.has(k) ? "decoded" : "accepted"); });
+      if (req.ids) req.ids.push(...run);
+      if (!req.tFirst) { req.tFirst = event.t; this.ttfts.push(event.t - req.t); } else if (req.tLast) this.gaps.push(event.t - req.tLast);
+      req.tLast = event.t;
+      req.output += run.length;
+      gained += run.length;
+      if (row.kind === "verify") req.computed = row.start + run.length;
+    });
+    this.totals.output += gained;
+    this.rate.push([event.t, gained]);
+    while (this.rate.length && this.rate[0][0] < event.t - RATE_SECONDS) this.rate.shift();
+    if (this.ttfts.length > 50) this.ttfts.shift();
+    if (this.gaps.length > 500) this.gaps.splice(0, this.gaps.length - 500);
+  }
+
+  // ---- numbers ----
+
+  numbers() {
+    const last = this.steps.at(-1), pool = this.pool || { free: 0, cached: 0, evictable: 0, retiring: 0 };
+    const span = this.rate.length > 1 ? this.rate.at(-1)[0] - this.rate[0][0] : 0;
+    const tokens = this.rate.slice(1).reduce((sum, each) => sum + each[1], 0);
+    return {
+      rate: this.open.size && span > 0 ? tokens / span : 0,
+      ttft: median(this.ttfts), gap: median(this.gaps), pool,
+      hit: this.totals.prompt ? this.totals.cached / this.totals.prompt : null,
+      running: this.running.size, waiting: this.open.size - this.running.size,
+      retractions: this.totals.retractions, evicted: this.totals.evicted, rows: last ? last.rows.length : 0,
+    };
+  }
+
+  // What a test compares with minisgl.trace's state.
+  summary() {
+    const index = new Map(), nodes = this.tree.nodes();
+    nodes.forEach((node, i) => index.set(node, i));
+    return {
+      requests: [...this.open].map((uid) => {
+        const req = this.requests.get(uid);
+        return [uid, this.length(req), req.row, req.row >= 0 ? req.order : -1, req.row >= 0 ? req.computed : 0, req.cachedPages, this.stateOf(req), req.queued];
+      }),
+      running: [...this.running],
+      owner: [...this.owner],
+      refs: [...this.refs],
+      tables: [...this.running].map((uid) => [uid, [...this.requests.get(uid).table]]),
+      tree: nodes.map((node) => [index.has(node.parent) ? index.get(node.parent) : -1, node.pages, node.users, node.step]),
+      in_flight: this.inFlight.map((step) => step.s),
+      retiring: this.retiring,
+      launched: this.lastLaunched,
+      read: this.lastRead,
+    };
+  }
+}
+
+export function median(values) {
+  if (!values.length) return null;
+  const sorted = [...values].sort((a, b) => a - b);
+  return sorted[Math.floor((sorted.length - 1) / 2)];
+}
+
+// ---- words ----------------------------------------------------------------------------------------------------
+
+const plural = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;
+const list = (words) => words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`;
+
+// One plain sentence on a step.
+export function explain(model, step) {
+  const decode = step.rows.filter((row) => row.kind === "decode"), verify = step.rows.filter((row) => row.kind === "verify");
+  const prefill = step.rows.filter((row) => row.kind === "prefill"), parts = [];
+  if (decode.length) parts.push(decode.length === 1 ? `request ${decode[0].uid} computed its next token` : `${decode.length} requests computed their next token together`);
+  for (const row of verify.slice(0, 2)) parts.push(`request ${row.uid} checked ${plural(row.drafts, "draft token")}` + (row.accepted === null ? "" : ` and kept ${row.accepted}`));
+  if (verify.length > 2) parts.push(`${verify.length - 2} more requests checked draft tokens`);
+  for (const row of prefill.slice(0, 3)) {
+    const cached = row.admitted && row.cached ? `, because ${row.cached} of its tokens were in the cache` : "";
+    parts.push(`request ${row.uid} computed ${row.cached || row.start ? "only " : ""}${plural(row.count, "prompt token")}${row.start && !cached ? ` from position ${row.start} on` : ""}${cached}`);
+  }
+  if (prefill.length > 3) parts.push(`${plural(prefill.length - 3, "more prompt")} computed`);
+  const retracted = step.events.filter((each) => each.event === "retract").map((each) => each.uid);
+  const evicted = step.events.filter((each) => each.event === "evict").reduce((sum, each) => sum + each.pages.length, 0);
+  let text = `In step ${step.s}, ${list(parts)}`;
+  if (retracted.length) text += `; ${retracted.length === 1 ? `request ${retracted[0]}` : `${retracted.length} requests`} had to give the pages back and wait again, because the pool was full`;
+  if (evicted) text += `; the cache gave up ${plural(evicted, "old page")} to make room`;
+  if (step.waiting.length) text += `; ${step.waiting.length === 1 ? `request ${step.waiting[0]} waits` : `${step.waiting.length} requests wait`} ${why(model, step)}`;
+  return text + ".";
+}
+
+// What the waiting requests of a step wait for.
+export function why(model, step) {
+  const options = model.header ? model.header.options : {}, rows = model.spec.max_running_requests || Infinity;
+  const admitted = step.rows.filter((row) => row.kind === "prefill").reduce((sum, row) => sum + row.count, 0);
+  const running = new Set([...step.rows.map((row) => row.uid)]).size;
+  if (running >= rows) return `for one of the ${rows} rows of the request pool`;
+  if (options.max_prefill_tokens && admitted >= options.max_prefill_tokens) return "because the step has no room for more prompt tokens";
+  const next = model.requests.get(step.waiting[0]), pool = step.pool;
+  if (next && pool && Math.ceil(model.length(next) / model.spec.page_size) > pool.free + pool.evictable) return "for free pages";
+  return "for the next step";
+}

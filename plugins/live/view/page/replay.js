@@ -1,0 +1,54 @@
+// A saved page: it replays the events that it contains, step by step. It is put behind model.js and draw.js.
+
+import { Model } from "./model.js";
+import { Board, html } from "./draw.js";
+
+const { lines, transcript } = JSON.parse(document.getElementById("data").textContent);
+const recorded = lines.map((line) => JSON.parse(line)), ends = [0]; // ends[i]: the number of events up to step i
+recorded.forEach((event, i) => { if (event.event === "batch") ends.push(i); });
+ends.push(recorded.length);
+ends.shift();
+
+const header = html(document.body, "header"), main = html(document.body, "main");
+html(header, "h1", "", "minisgl, a recorded run");
+const back = html(header, "button", "", "◀"), next = html(header, "button", "", "▶"), slider = html(header, "input"), where = html(header, "output");
+back.setAttribute("aria-label", "Previous step");
+next.setAttribute("aria-label", "Next step");
+slider.type = "range";
+slider.min = 1;
+slider.max = ends.length - 1;
+slider.setAttribute("aria-label", "Step of the run");
+const log = html(main, "section", "");
+log.id = "replayed-chat";
+for (const turn of transcript) {
+  for (const [cls, who, words] of [["user", "You", turn.user], ["assistant", "Answer", turn.answer]]) {
+    const box = html(log, "div", `turn ${cls}`);
+    html(box, "span", "who", who);
+    html(box, "span", "", words);
+  }
+}
+if (!transcript.length) html(log, "p", "soft", "This recording has no chat.");
+const place = html(main, "section", "");
+place.id = "board";
+const model = new Model();
+let chosen = null, at = 0, done = 0;
+const board = new Board(place, model, (what) => { chosen = what; board.draw(chosen); }, () => "");
+
+function show(step) {
+  at = Math.max(1, Math.min(step, ends.length - 1));
+  if (ends[at] < done) done = 0; // the header begins anew
+  while (done < ends[at]) model.apply(recorded[done++]);
+  slider.value = at;
+  where.textContent = model.steps.length ? `step ${model.steps.at(-1).s}` : "before the first step";
+  board.draw(chosen);
+}
+slider.addEventListener("input", () => show(+slider.value));
+back.addEventListener("click", () => show(at - 1));
+next.addEventListener("click", () => show(at + 1));
+document.addEventListener("keydown", (event) => {
+  if (event.target === slider) return;
+  const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 1, End: ends.length - 1 }[event.key];
+  if (to !== undefined) { event.preventDefault(); show(to); }
+});
+addEventListener("resize", () => board.draw(chosen));
+show(ends.length - 1);

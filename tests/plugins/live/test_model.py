@@ -1,0 +1,175 @@
+"""The state of the live view's page equals the one that `minisgl.trace` rebuilds from the same run, step by step."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pluggy
+import pytest
+
+from minisgl import hooks
+from minisgl.config import Config
+from minisgl.core import EngineSpec, SamplingParams
+from minisgl.message import Message, PluginMessage
+from minisgl.message.link import Link
+from minisgl.plugins.live.view.observer import TOPIC, LiveObserver
+from minisgl.testing.drive import Drive, Job, make_plugin
+from minisgl.testing.small import no_lookahead
+from minisgl.trace.record import EventMaker
+from minisgl.trace.state import State
+
+node = shutil.which("node")
+pytestmark = pytest.mark.skipif(node is None, reason="Node.js is not installed: it runs the page's model")
+
+
+class Api:
+    """The API server's end of the link: it reads every message at once."""
+
+    def __init__(self) -> None:
+        self.link = Link(self._receive)
+        self.frames: list[tuple[str, list[bytes]]] = []
+        self.reads = True
+
+    def _receive(self, message: Message) -> None:
+        assert isinstance(message, PluginMessage)
+        assert message.topic == TOPIC
+        first, _, data = message.data.partition(b"\n")
+        self.frames.append((first[:1].decode(), data.splitlines()))
+        if self.reads:
+            self.tell(do="read", number=int(first[1:]))
+
+    def tell(self, **command: Any) -> None:
+        self.link.receive(PluginMessage(TOPIC, json.dumps(command).encode()))
+
+    def take(self) -> list[tuple[str, list[bytes]]]:
+        frames, self.frames = self.frames, []
+        return frames
+
+
+def expected(state: State) -> dict[str, Any]:
+    """Return minisgl.trace's state in the form of the page's ``Model.summary``."""
+    nodes = list(state.tree.nodes())
+    index = {id(node): i for i, node in enumerate(nodes)}
+    tables = {uid: state.page_table[req.req_pool_idx] for uid, req in state.running.items()}
+    return {
+        "requests": [
+            [
+                req.uid,
+                len(req.token_ids),
+                req.req_pool_idx,
+                req.admission_order,
+                req.num_computed_tokens if req.req_pool_idx >= 0 else 0,
+                req.cached_pages,
+                req.state,
+                req.queued_at_step,
+            ]
+            for req in state.requests.values()
+        ],
+        "running": list(state.running),
+        "owner": state.owner.tolist(),
+        "refs": state.ref_counts.tolist(),
+        "tables": [[uid, table[table >= 0].tolist()] for uid, table in tables.items()],
+        "tree": [[index.get(id(n.parent), -1), n.pages, n.users, n.step] for n in nodes],
+        "in_flight": [step.batch.step for step in state.in_flight],
+        "retiring": [[step, pages] for step, pages in state.retiring],
+        "launched": state.last_launched,
+        "read": state.last_read,
+    }
+
+
+def run(seed: int, steps: int, **options: Any) -> tuple[list[str], list[dict[str, Any]]]:
+    """Run random requests. Return the input of ``model.mjs``, and the summaries that it must print.
+
+    The model ``first`` watches from the start, ``late`` and ``lost`` from a random step on.
+    """
+    rng = random.Random(seed)
+    spec = EngineSpec(page_size=4, num_pages=40, max_running_requests=5, max_seq_len=120, vocab_size=40)
+    api, line, summaries = Api(), list[str](), list[dict[str, Any]]()
+    observer = LiveObserver(Config(), spec, api.link, text=options.pop("text", False), delay=0.0)
+    state = State(spec)
+    manager = pluggy.PluginManager(hooks.PROJECT)
+    manager.add_hookspecs(hooks)
+    for each in (observer, EventMaker(state.apply)):  # type: ignore[arg-type]
+        manager.register(each)
+    cache = make_plugin("cache", options.pop("cache", "radix"), page_size=spec.page_size)
+    policy = make_plugin("scheduler", options.pop("policy", "mixed"))
+    stems = [[rng.randrange(3) for _ in range(40)] for _ in range(3)]
+    late_at, lose_at = rng.randrange(5, steps // 2), rng.randrange(5, steps // 2)
+    needs_state: dict[str, bool] = {"first": True}  # model -> whether it waits for the state, as a page does
+
+    def pass_on() -> None:
+        for kind, lines in api.take():
+            for name, waits in needs_state.items():
+                if waits == (kind == "n"):
+                    line.extend(f"{name} {each.decode()}" for each in lines)
+                    needs_state[name] = False
+
+    with no_lookahead():
+        drive = Drive(spec, cache, policy, observers=manager.hook, thorough=False, eos_ids=(3,), **options)
+        api.tell(do="now")
+        uid = 0
+        for number in range(steps):
+            if rng.random() < 0.4 or not drive.scheduler.has_work:
+                uid += 1
+                stem = rng.choice(stems)[: rng.randrange(40)] + [rng.randrange(3) for _ in range(rng.randrange(1, 9))]
+                drive.add(Job(uid, stem, SamplingParams(max_tokens=rng.randrange(1, 30), seed=uid)))
+            if rng.random() < 0.08 and drive.scheduler.requests:
+                drive.abort(rng.choice(list(drive.scheduler.requests)))
+            drive.step()
+            observer._flush()
+            if number == late_at:
+                needs_state["late"] = True
+            if number == lose_at:
+                needs_state["lost"] = True
+            pass_on()
+            if number in (late_at, lose_at + 3):
+                api.tell(do="now")
+                pass_on()
+            if number % 20 == 19 or number == steps - 1:
+                for name in sorted(name for name, waits in needs_state.items() if not waits):
+                    line.append(f"{name} ?")
+                    summaries.append(expected(state))
+    return line, summaries
+
+
+def in_node(lines: list[str], tmp_path: Path) -> list[Any]:
+    """Return what ``model.mjs`` prints for these lines."""
+    model = tmp_path / "model.mjs"
+    model.write_bytes((files("minisgl.plugins.live.view") / "page" / "model.js").read_bytes())
+    assert node is not None
+    ran = subprocess.run(
+        [node, str(Path(__file__).with_name("model.mjs")), str(model)],
+        input="\n".join(lines) + "\n",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return [json.loads(each) for each in ran.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("seed", "steps", "options"),
+    [
+        (1, 1000, {}),
+        (2, 150, {"overlap": False, "policy": "prefill_first"}),
+        (3, 150, {"max_prefill_tokens": 7, "text": True}),
+        (4, 150, {"drafts": (4, 60, 1)}),
+        (5, 150, {"drafts": (3, 90, 1), "rounds": 3, "full_drafts": True, "text": True}),
+        (6, 100, {"cache": "naive"}),
+    ],
+)
+def test_page_equals_the_trace(tmp_path: Path, seed: int, steps: int, options: dict[str, Any]) -> None:
+    lines, summaries = run(seed, steps, **options)
+    found = in_node(lines, tmp_path)
+    assert len(found) == len(summaries)
+    names = [line.partition(" ")[0] for line in lines if line.endswith(" ?")]
+    for i, (have, want, name) in enumerate(zip(found, summaries, names, strict=True)):
+        for key, value in want.items():
+            assert have[key] == value, f"comparison {i}, model {name}: {key}"
