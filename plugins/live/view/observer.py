@@ -75,7 +75,7 @@ class LiveObserver(EventMaker):
         self._last_flush = 0.0
         self._key = os.urandom(16)
         link.receivers[TOPIC] = self._receive
-        link.holds.append(self.pace.hold)
+        link.holds.append(self._hold)
 
     # ---- messages --------------------------------------------------------------------------------------
 
@@ -103,6 +103,12 @@ class LiveObserver(EventMaker):
         if command["do"] in ("pause", "step", "resume", "delay"):
             self._flush()
             self._send(b"e", _encode(pace.event()))
+
+    def _hold(self) -> float:
+        seconds = self.pace.hold()
+        if seconds > 0:
+            self._flush()  # no turn of the loop will do so for a while
+        return seconds
 
     def _watch(self) -> None:
         if not self._watched:
