@@ -29,6 +29,7 @@ from minisgl.message import (
     NewRequest,
     Outputs,
     Ping,
+    PluginMessage,
     Pong,
     PromptLogprob,
     Replies,
@@ -70,6 +71,7 @@ ALL: list[Message] = [
     Replies([Delta(1, prompt_logprobs=[None, [PromptLogprob(5, "x", -1.0, None), PromptLogprob(6, "y", -0.5, 1)]])]),
     TokenizerReply(1, pack_ids([1]), ["a"], "x", END),
     Stats(1, {"steps": 3.0}, "text"),
+    PluginMessage("topic", b"\xff"),
 ]
 
 
