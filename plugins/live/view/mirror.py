@@ -259,4 +259,5 @@ def _runs(values: I32) -> list[list[int]]:
     if not len(values):
         return []
     starts = np.flatnonzero(np.diff(values, prepend=values[0] - 1))
-    return np.stack((values[starts], np.diff(starts, append=len(values))), axis=1).tolist()
+    lengths = np.diff(starts, append=len(values))
+    return [[value, length] for value, length in zip(values[starts].tolist(), lengths.tolist(), strict=True)]
