@@ -20,9 +20,11 @@ from minisgl.core import Finished, Output, SamplingParams
 from minisgl.message import (
     Abort,
     Accepted,
+    CacheFlushed,
     ChatPrompt,
     Delta,
     DetokenizeRequest,
+    FlushCache,
     GetStats,
     Limits,
     Message,
@@ -72,6 +74,8 @@ ALL: list[Message] = [
     TokenizerReply(1, pack_ids([1]), ["a"], "x", END),
     Stats(1, {"steps": 3.0}, "text"),
     PluginMessage("topic", b"\xff"),
+    FlushCache(7),
+    CacheFlushed(7, None),
 ]
 
 

@@ -1,6 +1,6 @@
 """The live view's half in rank 0's process: it sends events while a page is open, and can hold the next step.
 
-It never waits for the API server: while `MAX_UNREAD` messages are unread, it drops events. The pages then get the state
+It never waits for the API server: while `MAX_BEHIND` messages are unread, it drops events. The pages then get the state
 anew. With ``text=False``, token ids are replaced by 0 before they leave this process.
 """
 
@@ -25,7 +25,7 @@ from minisgl.trace.record import EventMaker, header
 TOPIC = "live"
 FLUSH_SECONDS = 0.05
 """Seconds for which events are collected before they are sent, while requests are open."""
-MAX_UNREAD = 64
+MAX_BEHIND = 64
 """The largest number of messages that the API server has not read, before events are dropped."""
 _encode = msgspec.json.encode
 
@@ -130,7 +130,7 @@ class LiveObserver(EventMaker):
         if not events:
             return
         self._last_flush = time.monotonic()
-        if self._sent - self._read > MAX_UNREAD:
+        if self._sent - self._read > MAX_BEHIND:
             self._lost = True
             return
         if self._lost:
