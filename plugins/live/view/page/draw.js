@@ -1,10 +1,9 @@
 // Draws the model: numbers, timeline, the step in words, queue, tree and page map. Text is set as textContent only.
 
-import { CACHE, FREE, RETIRING, explain, why } from "./model.js";
+import { CACHE, FREE, RETIRING, explain, plural, why } from "./model.js";
 
 const NS = "http://www.w3.org/2000/svg", HUES = 8, MAX_LINES = 28, MAX_CELLS = 1024, MAX_NODES = 60;
 const hue = (uid) => "q" + (((uid % HUES) + HUES) % HUES);
-const plural = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;
 const seconds = (s) => s === null ? "–" : s < 0.9995 ? `${(s * 1000).toFixed(s < 0.01 ? 1 : 0)} ms` : `${s.toFixed(2)} s`;
 const oneLine = (words) => words.replace(/\s+/g, " ").trim();
 

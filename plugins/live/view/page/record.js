@@ -29,20 +29,12 @@ export async function savePage(recording, transcript) {
   const [css, ...scripts] = await Promise.all(["live.css", "model.js", "draw.js", "replay.js"].map(get));
   const script = scripts.map((each) => each.replace(/^import .*\n/gm, "").replace(/^export /gm, "")).join("\n");
   const data = JSON.stringify({ lines: recording.lines, transcript }).replace(/</g, "\\u003c");
-  const page = document.implementation.createHTMLDocument("minisgl, a recorded run");
-  const put = (parent, tag, words, attributes) => {
-    const e = page.createElement(tag);
-    for (const [key, value] of Object.entries(attributes || {})) e.setAttribute(key, value);
-    e.textContent = words;
-    parent.appendChild(e);
-  };
-  put(page.head, "meta", "", { charset: "utf-8" });
-  put(page.head, "meta", "", { name: "viewport", content: "width=device-width, initial-scale=1" });
-  put(page.head, "meta", "", { "http-equiv": "Content-Security-Policy", content: "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:" });
-  put(page.head, "style", css);
-  put(page.body, "script", data, { type: "application/json", id: "data" });
-  put(page.body, "script", script, { type: "module" });
-  download("live.html", "text/html", "<!doctype html>\n" + page.documentElement.outerHTML);
+  // Only the files of this package are put in as they are. The data are JSON without "<".
+  const policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:";
+  const head = `<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">` +
+    `<meta http-equiv="Content-Security-Policy" content="${policy}"><title>minisgl, a recorded run</title><style>${css}</style>`;
+  const body = `<script type="application/json" id="data">${data}</script><script type="module">${script}</script>`;
+  download("live.html", "text/html", `<!doctype html>\n<html lang="en"><head>${head}</head><body>${body}</body></html>\n`);
   return "Saved live.html: it replays what this page has seen, in any browser, without a network.";
 }
 
