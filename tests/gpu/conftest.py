@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import inspect
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -64,11 +65,34 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("dtype", [torch.float32, half], ids=lambda d: str(d).removeprefix("torch."))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all tests of this folder with ``gpu``."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark all tests of this folder with ``gpu``. Under the interpreter, leave out every second dtype."""
     for item in items:
         if item.path.parent.name == "gpu":
             item.add_marker("gpu")
+    if INTERPRETED:
+        chosen = with_dtypes_in_turn(items)
+        kept = set(chosen)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = chosen
+
+
+def with_dtypes_in_turn(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Return the tests without those of every second dtype: a test's cases take turns with float32 and float16.
+
+    The interpreter computes both with the same lines of a kernel. A test that has only the dtypes as cases keeps both.
+    Compiled tests run with all dtypes.
+    """
+    cases: dict[Any, dict[str, int]] = {}
+    chosen = []
+    for item in items:
+        params = dict(item.callspec.params) if hasattr(item, "callspec") else {}
+        dtype = params.pop("dtype", None)
+        numbers = cases.setdefault(getattr(item, "function", item), {})
+        number = numbers.setdefault(str(params), len(numbers))
+        if dtype is None or not params or (dtype == torch.float32) == (number % 2 == 0):
+            chosen.append(item)
+    return chosen
 
 
 @pytest.fixture(scope="session")
