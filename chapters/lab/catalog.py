@@ -24,7 +24,6 @@ CAUSES = {
     "skeleton, with all its fields.",
     "unfinished": "A part of the lab is not written yet.",
     "reference": "The file imports the lab's own solution. Write the code yourself. The command `hint` prints a hint.",
-    "renamed": "The file uses a name that a newer minisgl has renamed. Write the new name.",
     "raises": "The code stops with an exception of its own.",
     "returns": "The code returned a value of another kind than the promise names.",
     "hangs": "The code does not return. It has a loop without end, or it waits for an event that never happens.",

@@ -21,7 +21,6 @@ from typing import Any
 from minisgl.chapters.lab.catalog import Lab, find, labs
 from minisgl.chapters.lab.folder import Folder
 from minisgl.chapters.lab.grader.grade import ForkServer, fingerprint, grade
-from minisgl.chapters.lab.grader.retired_names import upgrade_note
 from minisgl.chapters.lab.grading.command import add_options, grade_folder
 from minisgl.chapters.lab.skeletons import HEADER, solution
 from minisgl.chapters.lab.verdicts import Verdict
@@ -158,8 +157,6 @@ def _test(lab: Lab, folder: Folder, options: argparse.Namespace) -> int:
 
     print(f"lab {lab.lab}: {path.resolve()}, sha256 {fingerprint(path)[:12]}, seed {seed}, minisgl {__version__}",
           flush=True)  # fmt: skip
-    for line in upgrade_note(lab, path):
-        print(line, flush=True)
     try:
         report = grade(lab, path, seed=seed, only=only, replay=replay, stop=options.first, on_verdict=print_verdict)
     except ValueError as error:

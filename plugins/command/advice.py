@@ -10,7 +10,6 @@ import typing
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from types import MappingProxyType
 from typing import Any
 
 from minisgl.config import GROUPS, Config
@@ -19,9 +18,6 @@ from minisgl.options.describe import PRESETS, core_options, options_of
 from minisgl.plugin_manager.discovery import near
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.command.listing import group_options, presets
-
-RENAMED_OPTIONS = MappingProxyType({"load": "load_format", "server.log_level": "log_level"})
-"""Options that 0.2.0 renamed: old name → new name."""
 
 
 def refused(manager: PluginManager, word: str, kind: type[Config]) -> str:
@@ -38,9 +34,6 @@ def refused(manager: PluginManager, word: str, kind: type[Config]) -> str:
         hint = hint or (f" To load a plugin: plugins={word}" if word.endswith(".py") else "")
         return f"{word}: write key=value.{hint}"
     key = key.lstrip("+")
-    if key in RENAMED_OPTIONS:
-        new = RENAMED_OPTIONS[key]
-        return f"{key} was renamed to {new} in minisgl 0.2.0. Write {new}={value}."
     if key in PRESETS:
         return f"{word}: there is no such {key}{near(value, presets(key))} Known: {', '.join(presets(key))}."
     known = [*(option.key for option in core_options(kind)), *GROUPS, *PRESETS, *group_options(manager)]

@@ -27,7 +27,6 @@ from minisgl.plugins.external.since_0_2 import (
     FACTORY_HOOKS,
     add_methods,
     build_with_hook,
-    check_renamed,
     warn_of_factory_hook,
 )
 
@@ -161,7 +160,6 @@ def check_hooks(part: object, label: str) -> None:
             raise ConfigError(f"{label}: there is no hook {hook}{near(hook, HOOKS)} All of them: {', '.join(HOOKS)}.")
         allowed = list(inspect.signature(getattr(hooks, hook)).parameters)
         for argument in inspect.signature(getattr(part, name)).parameters:
-            check_renamed(hook, argument, name, label)
             if argument not in allowed:
                 raise ConfigError(
                     f"{label}: {name} takes {argument!r}, which this hook does not offer{near(argument, allowed)} "

@@ -41,9 +41,6 @@ ADDED_METHODS = MappingProxyType(
 ADDED_ARGUMENTS = MappingProxyType({"attention": {"attend": ("layer", "qkv", "norm", "cos_sin", "out_cache_loc")}})
 """Group → method that its parts have since 0.3 → its arguments. A part for 0.2 may use the name for something else."""
 
-RENAMED_HOOK_ARGUMENTS = MappingProxyType({"minisgl_pages_cached": MappingProxyType({"held": "cached_pages"})})
-"""Hook → old name of an argument → new name, since 0.2.0."""
-
 
 def warn_of_factory_hook(hook: str, label: str) -> None:
     """Log what a plugin for 0.2 writes now instead of a hook that builds a part."""
@@ -54,16 +51,6 @@ def warn_of_factory_hook(hook: str, label: str) -> None:
         hook,
         ", ".join([*PARTS[FACTORY_HOOKS[hook]].arguments, "build_other"]),
     )
-
-
-def check_renamed(hook: str, argument: str, function: str, label: str) -> None:
-    """Raise `ConfigError` if 0.2.0 renamed the argument of a hook, which ``function`` still takes by its old name."""
-    renamed: Mapping[str, str] = RENAMED_HOOK_ARGUMENTS.get(hook, {})
-    if argument in renamed:
-        raise ConfigError(
-            f"{label}: the argument {argument!r} of {function} was renamed to {renamed[argument]!r} in minisgl 0.2.0. "
-            "Rename it in the plugin; docs/upgrade-0.2.md lists all renamed names."
-        )
 
 
 def build_with_hook(relay: pluggy.HookRelay, group: str, config: Any, given: Mapping[str, Any], owner: str) -> Any:

@@ -220,8 +220,6 @@ def test_value_types_of_plugin_options(mine: PluginManager) -> None:
         ("server.watchdog=-1", "server.watchdog must be a number of seconds"),
         ("log_level=loud", "log_level must be one of critical"),
         ("log_format=xml", "log_format must be one of text, json"),
-        ("server.log_level=info", "server.log_level was renamed to log_level in minisgl 0.2.0. Write log_level=info."),
-        ("load=dummy", "load was renamed to load_format in minisgl 0.2.0. Write load_format=dummy."),
         ("server.api_key=", "server.api_key must be a key, or null"),
         ("tp", "tp: write key=value."),
         ("radix", "radix: write key=value. Did you mean cache=radix?"),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import linecache
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 from minisgl.chapters.lab.grader.gate import Broken, Student, StudentError, TimedOut
-from minisgl.chapters.lab.grader.retired_names import causes_of, renamed_in
 from minisgl.config import ConfigError
 from minisgl.plugin_manager.failures import PluginError
 
@@ -31,11 +31,6 @@ def diagnose(student: Student, error: BaseException) -> Broken:
     if imported is not None:
         return Broken("reference", "The file is your own work.", str(imported))
     where = _place(student, error)
-    renamed = renamed_in(error, student.path)
-    if renamed:
-        return Broken(
-            "renamed", "The file uses the names of this minisgl.", f"{renamed}{f' Seen in {where}' * bool(where)}"
-        )
     if isinstance(error, NotImplementedError) and where:
         return Broken("unfinished", "Every part is written.", f"Still to write: {where}.")
     if isinstance(error, ConfigError):
@@ -60,6 +55,15 @@ def diagnose(student: Student, error: BaseException) -> Broken:
         request=getattr(error, "uid", None),
         page=getattr(error, "page", None),
     )
+
+
+def causes_of(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and the chain of its causes, each once: a chain may be a circle."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _chain(error: BaseException, kind: type[BaseException]) -> BaseException | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import re
 import subprocess
 import sys
 import threading
@@ -26,13 +25,12 @@ from minisgl.chapters.lab.gates.capstone import Installed, called_hooks
 from minisgl.chapters.lab.gates.policy import show_plan
 from minisgl.chapters.lab.grader import grade as grader
 from minisgl.chapters.lab.grader.cache_histories import History
-from minisgl.chapters.lab.grader.diagnosis import diagnose
+from minisgl.chapters.lab.grader.diagnosis import causes_of, diagnose
 from minisgl.chapters.lab.grader.gate import Broken, Gate, Invalid, Missing, Student, TimedOut
 from minisgl.chapters.lab.grader.gate_process import LOADS
 from minisgl.chapters.lab.grader.grade import ForkServer, grade
 from minisgl.chapters.lab.grader.held import container_sizes
 from minisgl.chapters.lab.grader.page_histories import Rules, large_history, special_histories
-from minisgl.chapters.lab.grader.retired_names import causes_of, upgrade_note
 from minisgl.chapters.lab.grader.search import alarm, search
 from minisgl.chapters.lab.grader.server_gate import Served, _check_called
 from minisgl.chapters.lab.grader.shrink import smallest
@@ -323,98 +321,6 @@ def test_package_never_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert caught.value.cause == "never-called" and "minisgl_observer" in caught.value.seen
     one.calls_of = {"scheduler-0": {"minisgl_step_planned": 4.0}}  # type: ignore[misc]
     assert called_hooks(one) == "minisgl_step_planned 4× in scheduler-0, as /metrics counts"
-
-
-# ---- files of an older minisgl ---------------------------------------------------------------------------
-
-
-def older(name: str, **names: str) -> str:
-    """Return the lab's solution as minisgl 0.1.0 wrote it: an older header, and old names in place of the new ones."""
-    text = re.sub(r"\(minisgl [\d.]+\)$", "(minisgl 0.1.0)", solution(find(name)), flags=re.MULTILINE)
-    for new, old in names.items():
-        assert new in text, new
-        text = text.replace(new, old)
-    return text
-
-
-def line_of(text: str, word: str) -> int:
-    """Return the number of the first line that contains a word."""
-    return next(number for number, line in enumerate(text.splitlines(), 1) if word in line)
-
-
-def test_upgrade_note(tmp_path: Path) -> None:
-    """The note lists the old names that a 0.1 file uses, their lines, the new names, and the page with all names."""
-    path = tmp_path / POLICY.file
-    text = older("policy", num_remaining_tokens="left", order_waiting="arrange")
-    path.write_text(text)
-    head, *changes, last = upgrade_note(POLICY, path)
-    assert "my_policy.py was started with minisgl 0.1.0" in head
-    assert f"line {line_of(text, 'arrange')}: arrange of minisgl.plugins.scheduler is now order_waiting" in changes[0]
-    assert any(".left of Running is now .num_remaining_tokens" in change for change in changes)
-    assert not any(".order" in change.split(" is now ")[0] for change in changes[1:]), "self.order is the student's own"
-    assert "docs/upgrade-0.2.md" in last
-
-
-def test_upgrade_note_without_old_names(tmp_path: Path) -> None:
-    """A 0.1 file that uses only current names gets one line; a current file and a folder get none."""
-    path = tmp_path / POLICY.file
-    path.write_text(older("policy"))
-    (line,) = upgrade_note(POLICY, path)
-    assert "none of them was found" in line and "docs/upgrade-0.2.md" in line
-    path.write_text(solution(POLICY))
-    assert upgrade_note(POLICY, path) == upgrade_note(POLICY, tmp_path) == []
-
-
-def test_upgrade_note_of_the_command(lab: Callable[..., Result], tmp_path: Path) -> None:
-    """The command `test` prints the note before the gates, and the red gate names the new name."""
-    (tmp_path / "my_radix.py").write_text(older("radix", total_pages="held", evictable_pages="evictable"))
-    result = lab("test", "radix", "--gate", "match")
-    assert result.out.index(".held of PrefixCache is now .total_pages") < result.out.index("RED  match")
-    assert "renamed `held` of PrefixCache, which your class MyCache implements, to `total_pages`" in joined(result.out)
-
-
-@pytest.mark.parametrize(("new", "old", "owner"), [("num_remaining_tokens", "left", "Running"),
-                                                   ("num_cached_tokens", "cached", "Waiting")])  # fmt: skip
-def test_retired_attribute(fork_server: ForkServer, tmp_path: Path, new: str, old: str, owner: str) -> None:
-    """Reading a retired attribute is reported with the new name, whatever the file's header says."""
-    path = tmp_path / POLICY.file
-    path.write_text(solution(POLICY).replace(new, old))
-    verdict = try_plan(fork_server, path)
-    assert verdict.cause == "renamed"
-    assert f"renamed `{old}` of {owner} to `{new}`" in verdict.seen
-    assert "docs/upgrade-0.2.md" in verdict.seen and "line " in verdict.seen
-
-
-def test_upgrade_note_of_a_metric(tmp_path: Path) -> None:
-    """A metric that has another name now is in the note: the gate looks for the new one."""
-    lab = find("meter")
-    path = tmp_path / lab.file
-    path.write_text(older("meter", minisgl_meter_inter_token_latency_seconds="minisgl_meter_gap_seconds"))
-    assert any(
-        "the metric minisgl_meter_gap_seconds is now minisgl_meter_inter_token_latency_seconds" in line
-        for line in upgrade_note(lab, path)
-    )
-
-
-def test_retired_import(fork_server: ForkServer, tmp_path: Path) -> None:
-    """Importing a retired name is reported with the new name by the first gate."""
-    path = tmp_path / POLICY.file
-    path.write_text(solution(POLICY).replace("order_waiting", "arrange"))
-    first = grade(POLICY, path, fork_server=fork_server).verdicts[0]
-    assert (
-        first.cause == "renamed" and "renamed `arrange` of minisgl.plugins.scheduler to `order_waiting`" in first.seen
-    )
-
-
-def test_own_attribute_is_not_retired(fork_server: ForkServer, tmp_path: Path) -> None:
-    """A missing attribute of the student's own objects keeps the cause `raises`, even if its name is a retired one."""
-    verdict = try_plan(fork_server, policy(tmp_path, "return self.left"))
-    assert verdict.cause == "raises"
-
-
-def joined(text: str) -> str:
-    """Return a text without its line breaks and indentation."""
-    return " ".join(text.split())
 
 
 # ---- searching and shrinking -----------------------------------------------------------------------------

@@ -134,12 +134,3 @@ def test_trace_hooks_prints_calls(mine: Path) -> None:
     assert f"minisgl_configs() calls {mine}" in traced
     assert "cache=mine -> ('mine', 4, 10000)" in traced
     assert run_python(code, str(mine), MINISGL_TRACE_HOOKS="0").stderr == ""
-
-
-def test_renamed_hook_argument(tmp_path: Path) -> None:
-    """A plugin that asks for an argument by its old name is refused, with the new name and the page of all renames."""
-    path = tmp_path / "old.py"
-    path.write_text("from minisgl import hookimpl\n@hookimpl\ndef minisgl_pages_cached(step, held):\n    pass\n")
-    with pytest.raises(ConfigError, match="'held' of minisgl_pages_cached was renamed to 'cached_pages'") as error:
-        PluginManager.load([str(path)], light=True)
-    assert "docs/upgrade-0.2.md" in str(error.value)
