@@ -43,7 +43,8 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
     error messages.
 
     The grammar is that of the text after the first token ``after``, such as ``</think>``, if that is not empty. With
-    ``opener``, the text before it is only allowed if the answer begins with the token ``opener``.
+    ``opener``, the text before it is only allowed if the answer begins with the token ``opener``. ``prefix`` is text
+    before the answer that belongs to the grammar's text: the answer continues it.
     """
 
     kind: Literal["json_schema", "regex", "choice", "lark", "frame"]
@@ -51,6 +52,7 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
     field: str = "grammar"
     after: str = ""
     opener: str = ""
+    prefix: str = ""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -196,7 +198,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         need(all(word.strip() for word in self.bad_words), "bad_words", "words that are not empty")
         need(self.allowed_token_ids != (), "allowed_token_ids", "at least one token id")
         if self.grammar is not None:
-            if len(self.grammar.text) > self.MAX_GRAMMAR:
+            if len(self.grammar.text) + len(self.grammar.prefix) > self.MAX_GRAMMAR:
                 message = f"{self.grammar.field} must be a grammar of at most {self.MAX_GRAMMAR} characters."
                 raise InvalidRequestError(self.grammar.field, message)
             need(not self.ignore_eos, "ignore_eos", "false if the request has a grammar, which says where it ends")

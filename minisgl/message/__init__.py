@@ -70,7 +70,7 @@ class ChatPrompt(msgspec.Struct, tag="chat"):
     the rendered text with the beginning of an assistant message. ``chat_template_kwargs`` are further template
     variables. ``tools`` are the tools of which the template tells the model, in the OpenAI API's form.
     ``num_kept_tokens`` is that of `TextPrompt`. ``optional_kwargs`` are template variables for a template that
-    reads them.
+    reads them. With ``continue_final_message``, the text ends with the content of the last message.
     """
 
     messages: list[dict[str, Any]]
@@ -79,6 +79,7 @@ class ChatPrompt(msgspec.Struct, tag="chat"):
     tools: list[dict[str, Any]] = []
     num_kept_tokens: int = 0
     optional_kwargs: dict[str, Any] = {}
+    continue_final_message: bool = False
 
 
 Prompt: TypeAlias = TextPrompt | TokensPrompt | ChatPrompt

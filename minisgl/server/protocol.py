@@ -89,6 +89,11 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
         return NO_NAMES
 
     @property
+    def begun(self) -> str:
+        """The text that the answer continues, and that belongs to the text of a grammar."""
+        return ""
+
+    @property
     def num_kept_tokens(self) -> int:
         """The number of tokens at the end of a prompt that are kept, or 0 for all. Raise `ApiError`."""
         given = self.truncate_prompt_tokens
@@ -131,7 +136,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
             cache_salt=self.cache_salt,
             priority=self.priority,
             skip_special_tokens=self.skip_special_tokens,
-            grammar=self.grammar,
+            grammar=self.grammar and msgspec.structs.replace(self.grammar, prefix=self.begun),
             min_tokens=self.min_tokens,
             bad_words=tuple(self.bad_words),
             allowed_token_ids=None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
@@ -193,6 +198,7 @@ class ChatRequest(GenerateRequest, kw_only=True):
     tools: list[dict[str, Any]] = []
     tool_choice: Any = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     reasoning_effort: str | None = None
     parallel_tool_calls: bool = True
 
@@ -221,9 +227,16 @@ class ChatRequest(GenerateRequest, kw_only=True):
             raise ApiError(400, f"top_logprobs must be between 0 and {SamplingParams.MAX_LOGPROBS}.", "top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
 
+    @property
+    def begun(self) -> str:
+        content = self.messages[-1].get("content") if self.continue_final_message else ""
+        parts = [part.get("text") for part in content] if isinstance(content, list) else [content]
+        return "\n".join(part for part in parts if isinstance(part, str))
+
     def to_prompt(self) -> ChatPrompt:
         """Return the messages as a prompt, with the tools unless none may be called. Raise `ApiError`."""
-        prompt = chat_prompt(self.messages, self.add_generation_prompt, self.chat_template_kwargs)
+        kwargs = self.chat_template_kwargs
+        prompt = chat_prompt(self.messages, self.add_generation_prompt, kwargs, self.continue_final_message)
         tools = [] if self.tool_choice == "none" else self.tools
         optional = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         kept = self.num_kept_tokens
@@ -315,9 +328,14 @@ def template_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def chat_prompt(messages: list[dict[str, Any]], add_generation_prompt: bool, kwargs: dict[str, Any]) -> ChatPrompt:
-    """Return checked messages as a prompt. ``kwargs`` is ``chat_template_kwargs``. Raise `ApiError`."""
-    return ChatPrompt(template_messages(messages), add_generation_prompt, kwargs)
+def chat_prompt(
+    messages: list[dict[str, Any]], add_generation_prompt: bool, kwargs: dict[str, Any], continues: bool = False
+) -> ChatPrompt:
+    """Return checked messages as a prompt: ``continue_final_message`` if it ``continues`` one. Raise `ApiError`."""
+    if continues and add_generation_prompt:
+        what = "continue_final_message needs add_generation_prompt: false, because it begins no new message."
+        raise ApiError(400, what, "add_generation_prompt", "invalid_value")
+    return ChatPrompt(template_messages(messages), add_generation_prompt, kwargs, continue_final_message=continues)
 
 
 def tokens_prompt(tokens: list[int], param: str) -> TokensPrompt:

@@ -12,20 +12,18 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import tokenizers
 from tokenizers import AddedToken
 
 from minisgl.config import ConfigError
+from minisgl.message import ChatPrompt
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.sampling_params import InvalidRequestError, SamplingParams, shorten, too_long
-from minisgl.tokenizer.chat import STAND_IN, ChatTemplate, RenderedChat
+from minisgl.tokenizer.chat import STAND_IN, ChatTemplate, RenderedChat, cut_at_tag, with_tag
 from minisgl.tokenizer.text_stream import ByteLevelStream, TextStream, WholeStream
 from minisgl.utils.json_file import read_json_if_present
-
-if TYPE_CHECKING:
-    from minisgl.message import ChatPrompt
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """The special tokens with a name. A chat template may read their texts."""
@@ -168,17 +166,28 @@ class Tokenizer:
     def render_prompt(self, prompt: ChatPrompt) -> RenderedChat:
         """Return a chat as one text: `render`, which gets ``tools`` only if there are some.
 
-        Some templates, such as that of Qwen 3, need a content also in a message that has only tool calls.
+        Some templates, such as that of Qwen 3, need a content also in a message that has only tool calls. With
+        ``continue_final_message``, the text is that of ``apply_chat_template`` in transformers.
         """
-        tools = {"tools": prompt.tools} if prompt.tools else {}
+        if not prompt.continue_final_message:
+            return self._render_calls(prompt, prompt.messages)
+        messages, text, tag = with_tag(prompt.messages)
+        return cut_at_tag(self._render_calls(prompt, messages), text, tag, len(messages) - 1)
+
+    def _render_calls(self, prompt: ChatPrompt, messages: Sequence[Mapping[str, Any]]) -> RenderedChat:
+        """Render messages. If that fails, give those with only tool calls an empty content."""
+        more = {"tools": prompt.tools} if prompt.tools else {}
+
+        def render(messages: Sequence[Mapping[str, Any]]) -> RenderedChat:
+            return self.render(messages, prompt.add_generation_prompt, prompt.chat_template_kwargs, **more)
+
         try:
-            return self.render(prompt.messages, prompt.add_generation_prompt, prompt.chat_template_kwargs, **tools)
+            return render(messages)
         except InvalidRequestError:
-            is_call = [bool(m.get("tool_calls")) and m.get("content") is None for m in prompt.messages]
+            is_call = [bool(m.get("tool_calls")) and m.get("content") is None for m in messages]
             if not any(is_call):
                 raise
-        messages = [{**m, "content": ""} if call else m for m, call in zip(prompt.messages, is_call, strict=True)]
-        return self.render(messages, prompt.add_generation_prompt, prompt.chat_template_kwargs, **tools)
+        return render([{**m, "content": ""} if call else m for m, call in zip(messages, is_call, strict=True)])
 
     def _hide(self, text: str) -> str:
         """Return a client's string without special tokens: `STAND_IN` takes the place of their first characters."""
@@ -213,9 +222,12 @@ class Tokenizer:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
-        """Return the token ids of chat messages: `render` and `encode_chat`."""
-        more = {"tools": tools} if tools else {}
-        return self.encode_chat(self.render(messages, add_generation_prompt, chat_template_kwargs, **more))
+        """Return the token ids of chat messages: `render_prompt` and `encode_chat`."""
+        given: Any = messages  # ChatPrompt needs lists and dicts only where it is encoded
+        kwargs: Any = chat_template_kwargs or {}
+        return self.encode_chat(
+            self.render_prompt(ChatPrompt(given, add_generation_prompt, kwargs, list(map(dict, tools))))
+        )
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids. Ids outside the tokenizer's vocabulary add no text."""

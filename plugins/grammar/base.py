@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from minisgl.core import I32
@@ -71,6 +72,9 @@ class Grammars:
         """Raise `InvalidRequestError` for a grammar that can't be used. The last right ones are remembered."""
         if grammar not in self._checked:
             self._check(grammar)
+            if grammar.prefix and not self._begun(grammar, self.tokenizer.vocab_size, ())[1]:
+                message = f"The text of the last message is not the beginning of an answer that {grammar.field} allows."
+                raise InvalidRequestError("messages", message)
         self._checked[grammar] = None
         self._checked.move_to_end(grammar)
         if len(self._checked) > KEPT_CHECKS:
@@ -80,19 +84,32 @@ class Grammars:
         """Do `check` for a grammar that is new."""
         raise NotImplementedError
 
-    def _matcher(self, grammar: Grammar, vocab_size: int, end_ids: Sequence[int]) -> Constraint:
+    def _matcher(self, grammar: Grammar, vocab_size: int, end_ids: Sequence[int]) -> Matcher:
         """Return a matcher at the beginning of an answer. ``end_ids`` may follow where an answer may end."""
         raise NotImplementedError
 
+    def _begun(self, grammar: Grammar, vocab_size: int, end_ids: Sequence[int]) -> tuple[Matcher, bool]:
+        """Return a matcher that has read the text before the answer, and whether the grammar allows this text."""
+        matcher = self._matcher(msgspec.structs.replace(grammar, prefix=""), vocab_size, end_ids)
+        return matcher, matcher.read(grammar.prefix) if grammar.prefix else True
+
     def constraint(self, grammar: Grammar, vocab_size: int, end_ids: Sequence[int]) -> Constraint:
         """Return a matcher for a request. Masks have ``vocab_size`` tokens; ``end_ids`` end an answer."""
-        return _Later(self._pool.submit(self._matcher, grammar, vocab_size, tuple(end_ids)), vocab_size)
+        return _Later(self._pool.submit(lambda: self._begun(grammar, vocab_size, tuple(end_ids))[0]), vocab_size)
+
+
+class Matcher(Constraint):
+    """What a plugin makes of a grammar."""
+
+    def read(self, text: str) -> bool:
+        """Go on as if the answer began with ``text``, in whatever tokens. Return False if the grammar forbids it."""
+        raise NotImplementedError
 
 
 class _Later(Constraint):
     """A matcher that a thread makes. If that fails, or a call of the matcher, no token is allowed: the request ends."""
 
-    def __init__(self, made: Future[Constraint], vocab_size: int):
+    def __init__(self, made: Future[Matcher], vocab_size: int):
         self._made, self._vocab_size = made, vocab_size
         self._failed = False
 

@@ -18,6 +18,7 @@ from minisgl.core import I32
 from minisgl.hooks import hookimpl
 from minisgl.plugins.grammar.base import (
     Grammars,
+    Matcher,
     masks_with_rollback,
     read_choices,
     read_json,
@@ -27,7 +28,6 @@ from minisgl.plugins.grammar.base import (
 from minisgl.plugins.grammar.frame import lark_of
 from minisgl.plugins.grammar.schema import strict
 from minisgl.sampling_params import Grammar
-from minisgl.scheduler.base import Constraint
 
 if TYPE_CHECKING:
     from minisgl.tokenizer import Tokenizer
@@ -140,7 +140,7 @@ class LLGuidanceGrammars(Grammars):
         tokenizer = self._llg_tokenizer(vocab_size)
         return self._library.LLMatcher(tokenizer, source, log_level=0, limits=self._limits)
 
-    def _matcher(self, grammar: Grammar, vocab_size: int, end_ids: Sequence[int]) -> Constraint:
+    def _matcher(self, grammar: Grammar, vocab_size: int, end_ids: Sequence[int]) -> LLGuidanceMatcher:
         compiled = self._kept.pop((grammar, vocab_size), None) or self._compile(self._source(grammar), vocab_size)
         self._kept[grammar, vocab_size] = compiled
         if len(self._kept) > KEPT_GRAMMARS:
@@ -173,7 +173,7 @@ def _json_rule(grammar: Grammar, schema: Any) -> str:
     return "%json " + json.dumps(schema | {"x-guidance": JSON_OPTIONS})
 
 
-class LLGuidanceMatcher(Constraint):
+class LLGuidanceMatcher(Matcher):
     """One answer in llguidance. After an error, it allows no token."""
 
     def __init__(self, matcher: Any, tokenizer: Any, vocab_size: int, end_ids: Sequence[int]):
@@ -182,6 +182,10 @@ class LLGuidanceMatcher(Constraint):
 
     def advance(self, tokens: Sequence[int]) -> None:
         self._matcher.consume_tokens([token for token in tokens if token not in self._end_ids])
+
+    def read(self, text: str) -> bool:
+        tokens = self._tokenizer.greedy_tokenize(text)
+        return bool(self._matcher.try_consume_tokens(tokens) == len(tokens))
 
     def _mask(self) -> I32:
         if self._matcher.is_error():

@@ -13,6 +13,7 @@ from minisgl.core import I32
 from minisgl.hooks import hookimpl
 from minisgl.plugins.grammar.base import (
     Grammars,
+    Matcher,
     masks_with_rollback,
     read_choices,
     read_json,
@@ -26,7 +27,7 @@ from minisgl.plugins.grammar.regex import RegexError, parse
 from minisgl.plugins.grammar.schema import SchemaError, grammar_of, strict
 from minisgl.plugins.grammar.vocabulary import Vocabulary
 from minisgl.sampling_params import Grammar
-from minisgl.scheduler.base import Constraint, pack_mask
+from minisgl.scheduler.base import pack_mask
 
 if TYPE_CHECKING:
     from minisgl.tokenizer import Tokenizer
@@ -159,7 +160,7 @@ class PlainGrammars(Grammars):
         except GrammarTooLargeError as error:
             raise refuse(grammar, error) from None
 
-    def _matcher(self, grammar: Grammar, vocab_size: int, end_ids: Sequence[int]) -> Constraint:
+    def _matcher(self, grammar: Grammar, vocab_size: int, end_ids: Sequence[int]) -> PlainMatcher:
         if self._vocabulary is None:
             self._vocabulary = Vocabulary(token_bytes(self.tokenizer, vocab_size), vocab_size)
         compiled = self._kept.pop(grammar, None)
@@ -171,7 +172,7 @@ class PlainGrammars(Grammars):
         return PlainMatcher(compiled)
 
 
-class PlainMatcher(Constraint):
+class PlainMatcher(Matcher):
     """One answer: the state of its grammar's automaton."""
 
     def __init__(self, compiled: Compiled):
@@ -185,6 +186,15 @@ class PlainMatcher(Constraint):
         for token in tokens:
             self._renew()
             self._state = self._compiled.after(self._state, token)
+
+    def read(self, text: str) -> bool:
+        automaton = self._compiled.automaton
+        automaton.begin()
+        try:
+            self._states = [automaton.walk(self._states[-1], text.encode())]
+        except GrammarTooLargeError:
+            self._states = [TOO_LARGE]
+        return self._states[-1] > DEAD
 
     def masks(self, drafts: Sequence[int]) -> I32:
         self._renew()

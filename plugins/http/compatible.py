@@ -56,7 +56,6 @@ REFUSED: Mapping[str, Refusal] = MappingProxyType(
         "bootstrap_port": Refusal(_NO_DISAGGREGATION),
         "bootstrap_room": Refusal(_NO_DISAGGREGATION),
         "chat_template": Refusal("the server uses the model's own chat template"),
-        "continue_final_message": Refusal("write the beginning of the answer into a plain prompt", (False,)),
         "custom_logit_processor": Refusal("a server runs no code of its clients"),
         "custom_params": Refusal("they belong to custom_logit_processor"),
         "data_parallel_rank": Refusal("a router chooses the server"),
@@ -113,6 +112,7 @@ REFUSED_OF: Mapping[type[msgspec.Struct], Mapping[str, Refusal]] = MappingProxyT
         CompletionRequest: {
             "reasoning_effort": Refusal("it belongs to a chat"),
             "add_generation_prompt": Refusal("it belongs to a chat"),
+            "continue_final_message": Refusal("it belongs to a chat: a plain prompt is continued anyway", (False,)),
             "add_special_tokens": Refusal("give the prompt as token ids", (True,)),
             "parallel_tool_calls": Refusal("it belongs to a chat", (True, False)),
             "tool_choice": Refusal("it belongs to a chat", ("none", "auto")),

@@ -42,6 +42,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     messages: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
     return_token_strs: bool = False
 
@@ -56,9 +57,12 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
             if self.add_special_tokens:
                 message = "add_special_tokens: true is only allowed with prompt: a chat template writes them itself."
                 raise ApiError(400, message, "add_special_tokens")
-            return chat_prompt(self.messages, self.add_generation_prompt is not False, self.chat_template_kwargs)
+            begins = self.add_generation_prompt is not False
+            return chat_prompt(self.messages, begins, self.chat_template_kwargs, self.continue_final_message)
         if self.add_generation_prompt is not None:
             raise ApiError(400, "add_generation_prompt is only allowed with messages.", "add_generation_prompt")
+        if self.continue_final_message:
+            raise ApiError(400, "continue_final_message is only allowed with messages.", "continue_final_message")
         if self.chat_template_kwargs:
             raise ApiError(400, "chat_template_kwargs is only allowed with messages.", "chat_template_kwargs")
         return TextPrompt(self.prompt or "", self.add_special_tokens is not False)

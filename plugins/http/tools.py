@@ -85,16 +85,29 @@ class Tools(HttpExtension):
                 "parser knows. The option tool_parser selects one.",
                 "unsupported_parameter",
             )
+        if choice.is_forced and body.continue_final_message:
+            raise _wrong("tool_choice", "tool_choice asks for a tool call, and continue_final_message for a text.")
         end = "" if self._reasoning_parser is None else self._end_of_prompt(body)
         parser = self._reasoning_parser
         if parser is not None and parser.is_closed(end):
             parser = None
         is_open = parser is not None and parser.is_open(end)
         special = self._special if body.skip_special_tokens else ()
-        return ToolForm(choice, self._tool_parser if choice.tools else None, parser, is_open, special)
+        begun = body.begun
+        if self._reasoning_parser is not None and self._reasoning_parser.after in begun:
+            begun = begun.rpartition(self._reasoning_parser.after)[2].lstrip()
+        return ToolForm(choice, self._tool_parser if choice.tools else None, parser, is_open, special, begun)
 
     def _end_of_prompt(self, body: ChatRequest) -> str:
-        """Return the end of the prompt of a chat with the same template variables, which is short."""
+        """Return the end of the prompt of a chat with the same template variables, which is short.
+
+        If the answer continues a message, it is the mark that began or ended the last reasoning in it. Such an answer
+        has no reasoning unless the message is within one.
+        """
+        if body.continue_final_message:
+            assert self._reasoning_parser is not None
+            after, opener = self._reasoning_parser.after, self._reasoning_parser.opener
+            return opener if body.begun.rfind(opener) > body.begun.rfind(after) else after
         given = {**body.chat_template_kwargs, "add_generation_prompt": body.add_generation_prompt}
         small = {k: v for k, v in given.items() if isinstance(v, bool | int | float | str) and len(str(v)) < 64}
         key = tuple(sorted((name, repr(value)) for name, value in small.items()))
@@ -212,7 +225,8 @@ class ToolForm(AnswerForm):
     """The form of a chat's answer. ``parser`` is None for a chat that may call no tool.
 
     ``reasoning`` is None if the model does not think; ``is_open``: the answer begins within its reasoning. ``special``
-    are the texts of special tokens that the client does not want to see.
+    are the texts of special tokens that the client does not want to see. ``begun`` is the text, without reasoning, that
+    the answer continues.
     """
 
     def __init__(
@@ -222,8 +236,10 @@ class ToolForm(AnswerForm):
         reasoning: ReasoningParser | None,
         is_open: bool,
         special: tuple[str, ...],
+        begun: str = "",
     ):
         self._choice, self._parser, self._reasoning, self._is_open = choice, parser, reasoning, is_open
+        self._begun = begun
         self._shown = parser.special if parser is not None else ()
         self._hidden = tuple(text for text in special if text not in self._shown)
 
@@ -232,11 +248,13 @@ class ToolForm(AnswerForm):
 
     def params(self, params: SamplingParams) -> SamplingParams:
         grammar, choice = params.grammar, self._choice
+        if grammar is not None:
+            grammar = msgspec.structs.replace(grammar, prefix=self._begun)
         if self._parser is not None and (choice.is_forced or grammar is not None):
             grammar = self._with_calls(self._parser, grammar)
         if grammar is not None and self._reasoning is not None:
             opener = "" if self._is_open else self._reasoning.opener
-            grammar = msgspec.structs.replace(grammar, after=self._reasoning.after, opener=opener)
+            grammar = msgspec.structs.replace(grammar, after=self._reasoning.after, opener=opener, prefix="")
         skip = params.skip_special_tokens and not self._shown
         if grammar is params.grammar and skip == params.skip_special_tokens:
             return params
@@ -272,7 +290,7 @@ class ToolForm(AnswerForm):
         except (ValueError, RecursionError):
             return grammar  # a tokenizer process refuses it
         both = {"any_of": [{"json_schema": schema}, frame]}
-        return Grammar("frame", json.dumps(both, ensure_ascii=False), grammar.field)
+        return Grammar("frame", json.dumps(both, ensure_ascii=False), grammar.field, prefix=grammar.prefix)
 
     def reader(self) -> AnswerReader:
         reader: AnswerReader = PlainReader()

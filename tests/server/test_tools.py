@@ -367,6 +367,38 @@ def test_a_grammar_without_reasoning(thinker: Server) -> None:
         assert (choice.message.content or "{").startswith("{")
 
 
+def test_a_continued_message_and_its_reasoning(thinker: Server) -> None:
+    """A message that ends within its reasoning goes on with it. Otherwise the answer has none, and JSON goes on."""
+    client = client_of(thinker)
+
+    def ask(begun: str) -> Any:
+        messages: Any = [*USER, {"role": "assistant", "content": begun}]
+        extra = {"add_generation_prompt": False, "continue_final_message": True}
+        answer = client.chat.completions.create(
+            model="m", messages=messages, max_tokens=300, temperature=1.0, seed=2, extra_body=extra,
+            logit_bias={str(thinker.think_ids[1]): 6},  # type: ignore[attr-defined]
+            response_format={"type": "json_object"},
+        )  # fmt: skip
+        return answer.choices[0].message
+
+    thinks = ask("<think>\nWell,")
+    assert thinks.reasoning
+    assert (thinks.content or "{").startswith("{")
+    for begun in ('{"a": ', '<think>\nWell.\n</think>\n\n{"a": '):
+        message = ask(begun)
+        assert not hasattr(message, "reasoning")
+        assert message.content[0] in '{["tfn-0123456789'
+
+
+def test_a_continued_message_beside_tools(server: Server) -> None:
+    messages = [*USER, {"role": "assistant", "content": "Let me"}]
+    body = {**ASK, "messages": messages, "add_generation_prompt": False, "continue_final_message": True}
+    url = f"{server.url}/v1/chat/completions"
+    assert httpx.post(url, json=body, timeout=60).status_code == 200
+    forced = httpx.post(url, json={**body, "tool_choice": "required"}, timeout=60)
+    assert (forced.status_code, forced.json()["error"]["param"]) == (400, "tool_choice")
+
+
 def test_a_grammar_needs_the_token_that_ends_the_reasoning(folder: Path) -> None:
     """``tutor`` has no token ``</think>``, so no grammar can begin after its reasoning."""
     with serve(folder) as running:

@@ -83,10 +83,10 @@ def translate(body: CountTokensRequest) -> Translation:
     chat.add_texts("system", "system", [text for text in system if text])
     for i, message in enumerate(body.messages):
         _add_message(chat, message, f"messages[{i}]")
-    if chat.messages and chat.messages[-1]["role"] == "assistant":
-        unsupported(f"messages[{len(body.messages) - 1}]", "a prefilled answer, the last message of an assistant,")
     fields = {name: value for name in PASSED if (value := getattr(body, name, None)) is not None}
     fields["messages"] = chat.finish()
+    if fields["messages"] and fields["messages"][-1]["role"] == "assistant":  # a prefilled answer
+        fields |= {"add_generation_prompt": False, "continue_final_message": True}
     if isinstance(body, MessagesRequest):
         if body.max_tokens < 1:
             wrong("max_tokens", "must be at least 1.")
