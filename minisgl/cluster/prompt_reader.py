@@ -25,7 +25,8 @@ from minisgl.message import ChatPrompt, Prompt, TextPrompt, TokensPrompt, unpack
 from minisgl.server.app import is_authorized
 from minisgl.server.errors import ApiError
 from minisgl.server.extension import load_some
-from minisgl.server.protocol import ChatRequest, CompletionRequest, parse
+from minisgl.server.parsing import parse
+from minisgl.server.protocol import ChatRequest, CompletionRequest
 from minisgl.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)

@@ -31,7 +31,8 @@ from minisgl.server.echo import EchoBuilder, echo_params, read_prompts
 from minisgl.server.errors import CLIENT_CLOSED_REQUEST, ApiError
 from minisgl.server.extension import HttpExtension, overridden
 from minisgl.server.generate import Json, ResponseBuilder, respond_json, respond_stream
-from minisgl.server.protocol import DEFAULT_MAX_TOKENS, ChatRequest, CompletionRequest, GenerateRequest, parse
+from minisgl.server.parsing import parse
+from minisgl.server.protocol import DEFAULT_MAX_TOKENS, ChatRequest, CompletionRequest, GenerateRequest
 from minisgl.server.request_record import RequestMiddleware, Stream, record_of
 from minisgl.utils.version import __version__
 

@@ -17,7 +17,8 @@ from minisgl.message import DetokenizeRequest, Prompt, TextPrompt, TokenizeReque
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.dispatch import Dispatcher
 from minisgl.server.errors import ApiError, timed_out
-from minisgl.server.generate import MIN_LOGPROB, Choice, ResponseBuilder, name_of
+from minisgl.server.generate import Choice, ResponseBuilder
+from minisgl.server.logprobs import MIN_LOGPROB, name_of
 from minisgl.server.protocol import CompletionRequest
 from minisgl.server.request_record import Stream
 from minisgl.server.sizes import check_prompt_ids

@@ -23,14 +23,13 @@ from minisgl.message import Delta, PromptLogprob, TokenLogprob
 from minisgl.server.answer import AnswerReader, CallBegin, Part, PlainReader, Reasoning, message, message_delta
 from minisgl.server.dispatch import Dispatcher
 from minisgl.server.errors import CLIENT_CLOSED_REQUEST, NO_NAMES, ApiError
+from minisgl.server.logprobs import chat_logprobs, completion_logprobs, vllm_prompt_logprobs
 from minisgl.server.request_record import Stream
 
 T = TypeVar("T")
 MAX_SILENCE = 0.05
 """Seconds after which tokens without text are sent as a chunk with an empty text, so that a client sees that the server
 computes its request. Special tokens have no text, and the beginning of a stop string is held back."""
-MIN_LOGPROB = -9999.0
-"""The smallest log-probability in a response. It replaces minus infinity, which JSON can't represent."""
 
 
 @dataclass
@@ -116,6 +115,7 @@ class ResponseBuilder:
         self.logprobs, self.token_ids, self.include_usage = logprobs, token_ids, include_usage
         self.continuous_usage = include_usage and continuous_usage
         self.prompt_logprobs, self.names = prompt_logprobs, names
+        self.reasoning_tokens = 0  # of all choices, in the chunks so far
         self.id = f"{'chatcmpl' if chat else 'cmpl'}-{request_id or uuid.uuid4().hex}"
         self.created = int(time.time())
 
@@ -129,12 +129,13 @@ class ResponseBuilder:
                 content = {"text": choice.text}
             if self.prompt_logprobs and not self.chat:  # the first choice of a prompt reports them for all
                 first = choices[choice.index - choice.index % self.n]
-                content["prompt_logprobs"] = _prompt_logprobs(first)
+                content["prompt_logprobs"] = vllm_prompt_logprobs(first)
             body.append({"index": choice.index, **content, **self._common_fields(choice, self.logprobs)})
+        self.reasoning_tokens = sum(choice.reasoning_tokens for choice in choices)
         kind = "chat.completion" if self.chat else "text_completion"
         response = {**self._head(kind), "choices": body, "usage": self.usage([c.finish for c in choices])}
         if self.prompt_logprobs and self.chat:  # a chat has one prompt
-            response["prompt_logprobs"] = _prompt_logprobs(choices[0])
+            response["prompt_logprobs"] = vllm_prompt_logprobs(choices[0])
         return response
 
     def first_chunk(self, index: int) -> dict[str, Any] | None:
@@ -146,6 +147,7 @@ class ResponseBuilder:
 
     def chunk(self, choice: Choice) -> dict[str, Any]:
         """Return the chunk with the output of a choice since its last chunk."""
+        self.reasoning_tokens += choice.reasoning_tokens
         if self.chat:
             content: dict[str, Any] = {"delta": message_delta(choice.parts)}
             if not content["delta"] and choice.finish is None:
@@ -176,7 +178,10 @@ class ResponseBuilder:
         first_choices = finished[:: self.n]
         prompt_tokens = sum(end.prompt_tokens for end in first_choices)
         counts = _usage(prompt_tokens, sum(end.output_tokens for end in finished))
-        return {**counts, "prompt_tokens_details": {"cached_tokens": sum(end.cached_tokens for end in first_choices)}}
+        counts["prompt_tokens_details"] = {"cached_tokens": sum(end.cached_tokens for end in first_choices)}
+        if self.chat:
+            counts["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
+        return counts
 
     def usage_so_far(self, stream: Stream, output_tokens: int) -> dict[str, Any]:
         """Return the token counts of a stream that has not ended. They have no cached tokens yet."""
@@ -191,7 +196,7 @@ class ResponseBuilder:
 
     def _common_fields(self, choice: Choice, with_logprobs: bool) -> dict[str, Any]:
         """Return the fields of a choice that chat and plain completions share."""
-        format_logprobs = chat_logprobs if self.chat else _completion_logprobs
+        format_logprobs = chat_logprobs if self.chat else completion_logprobs
         fields = {
             "logprobs": format_logprobs(choice) if with_logprobs else None,
             "finish_reason": choice.finish_reason,
@@ -207,52 +212,6 @@ def _usage(prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
         "completion_tokens": output_tokens,
         "total_tokens": prompt_tokens + output_tokens,
     }
-
-
-def chat_logprobs(choice: Choice) -> dict[str, Any]:
-    def entry(token: TokenLogprob) -> dict[str, Any]:
-        return {"token": token.text, "logprob": max(token.logprob, MIN_LOGPROB), "bytes": list(token.raw)}
-
-    content = [{**entry(t), "top_logprobs": [entry(top) for top in t.top]} for t in choice.logprobs]
-    return {"content": content, "refusal": None}
-
-
-def _completion_logprobs(choice: Choice) -> dict[str, Any]:
-    offsets, offset = [], choice.offset
-    for token in choice.logprobs:
-        offsets.append(offset)
-        offset += len(token.text)
-    return {
-        "tokens": [name_of(token) for token in choice.logprobs],
-        "token_logprobs": [max(token.logprob, MIN_LOGPROB) for token in choice.logprobs],
-        "top_logprobs": [
-            {name_of(top): max(top.logprob, MIN_LOGPROB) for top in (*token.top, token)} for token in choice.logprobs
-        ],
-        "text_offset": offsets,
-    }
-
-
-def _prompt_logprobs(choice: Choice) -> list[dict[str, Any] | None]:
-    """Return the prompt's log-probabilities in vLLM's format: for each position, token id → log-probability."""
-    return [
-        {
-            str(p.token): {"logprob": max(p.logprob, MIN_LOGPROB), "rank": p.rank, "decoded_token": p.text}
-            for p in position
-        }
-        if position is not None
-        else None
-        for position in choice.prompt_logprobs
-    ]
-
-
-def name_of(token: TokenLogprob | PromptLogprob) -> str:
-    """Return a name for a token: its text, or its bytes if they are not complete characters.
-
-    The bytes keep the names of two such tokens different. Their texts, which contain U+FFFD, could be the same.
-    """
-    if "\ufffd" not in token.text:
-        return token.text
-    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.raw)
 
 
 # ---- sending ---------------------------------------------------------------------------------------------------

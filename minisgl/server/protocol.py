@@ -1,4 +1,4 @@
-"""The request bodies of the HTTP API, as structs, and `parse`, which reads and checks a body.
+"""The request bodies of the HTTP API, as structs. `minisgl.server.parsing` reads them.
 
 This module knows the types and ranges of the parameters, and nothing about models. A parameter that is a field of a
 struct here is supported. Any other parameter is refused with an error that names it, unless an extension removes it
@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from minisgl.message import ChatPrompt, Prompt, TextPrompt, TokensPrompt, pack_ids
 from minisgl.sampling_params import Grammar, InvalidRequestError, SamplingParams, shorten
 from minisgl.server.errors import NO_NAMES, ApiError
+from minisgl.server.parsing import convert
 from minisgl.utils.json_file import is_neutral
 
-S = TypeVar("S", bound=msgspec.Struct)
 FIELD_ROLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "tool_calls": ("assistant",),
@@ -200,6 +200,7 @@ class ChatRequest(GenerateRequest, kw_only=True):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     reasoning_effort: str | None = None
+    enable_thinking: bool | None = None
     parallel_tool_calls: bool = True
 
     @property
@@ -233,82 +234,24 @@ class ChatRequest(GenerateRequest, kw_only=True):
         parts = [part.get("text") for part in content] if isinstance(content, list) else [content]
         return "\n".join(part for part in parts if isinstance(part, str))
 
+    @property
+    def optional_kwargs(self) -> dict[str, Any]:
+        """The variables of the chat template that say whether and how much to think, if the template reads them."""
+        effort, thinks = self.reasoning_effort, self.enable_thinking
+        thinks = False if thinks is None and effort == "none" else thinks
+        given = {"reasoning_effort": effort, "enable_thinking": thinks, "thinking": thinks}
+        return {name: value for name, value in given.items() if value is not None}
+
     def to_prompt(self) -> ChatPrompt:
         """Return the messages as a prompt, with the tools unless none may be called. Raise `ApiError`."""
         kwargs = self.chat_template_kwargs
         prompt = chat_prompt(self.messages, self.add_generation_prompt, kwargs, self.continue_final_message)
         tools = [] if self.tool_choice == "none" else self.tools
-        optional = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        kept = self.num_kept_tokens
+        kept, optional = self.num_kept_tokens, self.optional_kwargs
         return msgspec.structs.replace(prompt, num_kept_tokens=kept, tools=tools, optional_kwargs=optional)
 
 
-# ---- parsing ---------------------------------------------------------------------------------------
-
-
-_NOT_A_NUMBER = re.compile(rb"(?<=[\[:,\s])-?(?:NaN|Infinity)(?=[\],}\s])")
-
-
-def parse(body: bytes, kind: type[S], checks: Sequence[Callable[[type, dict[str, msgspec.Raw]], None]] = ()) -> S:
-    """Return a request's body as a struct of type ``kind``. Raise `ApiError` (400) for a wrong parameter or bad JSON.
-
-    A parameter with the value null is treated as a missing parameter. Each of ``checks`` gets ``kind`` and the
-    parameters, not decoded yet: it may refuse them, and remove one that has no effect (`HttpExtension.check_fields`).
-    """
-    fields = {name: _whole(value) for name, value in _decode_fields(body, kind, checks).items()}
-    known = {field.name: field for field in msgspec.structs.fields(kind)}
-    for name in fields:
-        if name not in known:
-            raise unknown_parameter(name)
-    for name, field in known.items():
-        if field.required and name not in fields:
-            raise ApiError(400, f"The parameter {name} is missing.", name, "missing_required_parameter")
-    return _convert(fields, kind)
-
-
-def _decode_fields(
-    body: bytes, kind: type, checks: Sequence[Callable[[type, dict[str, msgspec.Raw]], None]]
-) -> dict[str, Any]:
-    """Return the parameters of a body that are not null. Raise `ApiError` for bad JSON.
-
-    A byte order mark is ignored (RFC 8259).
-    """
-    body = body.removeprefix(b"\xef\xbb\xbf")
-    if body.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in body[:4]:
-        raise ApiError(400, "The body is not valid JSON: it must be in UTF-8, and seems to be in UTF-16 or UTF-32.")
-    try:
-        encoded = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        for check in checks:
-            check(kind, encoded)
-        fields = {name: decode_field(name, raw) for name, raw in encoded.items()}
-    except msgspec.ValidationError:
-        raise ApiError(400, "The body must be a JSON object.") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        if _NOT_A_NUMBER.search(body):
-            _decode_fields(_NOT_A_NUMBER.sub(b"1e999", body), kind, checks)  # raises an error with the parameter's name
-        raise ApiError(400, f"The body is not valid JSON: {error}") from None
-    except RecursionError:
-        raise ApiError(400, "The body has too many nested lists and objects.", code="invalid_value") from None
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def _whole(value: Any) -> Any:
-    """Return a number such as 3.0 as an integer: JSON makes no difference. Any other value stays as it is."""
-    return int(value) if isinstance(value, float) and abs(value) < 2**53 and value.is_integer() else value
-
-
-def decode_field(name: str, raw: msgspec.Raw) -> Any:
-    """Return the value of a parameter. Raise `ApiError`, which names the parameter, if it is not valid JSON."""
-    try:
-        return msgspec.json.decode(raw)
-    except msgspec.ValidationError:  # the only one for a value without a type
-        what = "has a number that is out of range: JSON has no NaN and no Infinity, and no number beyond 1.8e308."
-    except UnicodeDecodeError as error:
-        what = f"is not valid JSON: it must be in UTF-8 ({error.reason})."
-    except msgspec.DecodeError:  # the value is complete, so only an escape in a string may be wrong
-        what = r"is not valid JSON: an escape such as \ud83d, one half of a surrogate pair, is no character."
-    name = shorten(name)
-    raise ApiError(400, f"{name} {what}", name, "invalid_value")
+# ---- prompts -----------------------------------------------------------------------------------------
 
 
 def template_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -323,7 +266,7 @@ def template_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         fields = {
             name: value for name, value in message.items() if name in ("role", "content") or not is_neutral(value)
         }
-        _convert(fields, ChatMessage, f"messages[{i}]").check()
+        convert(fields, ChatMessage, f"messages[{i}]").check()
         found.append(fields)
     return found
 
@@ -350,30 +293,6 @@ def tokens_prompt(tokens: list[int], param: str) -> TokensPrompt:
         pass
     bad = next(token for token in tokens if not 0 <= token < 2**31)
     raise ApiError(400, f"Token id {bad} is not in the vocabulary.", param, "invalid_value")
-
-
-def unknown_parameter(name: str) -> ApiError:
-    name = shorten(name)
-    return ApiError(400, f"Unrecognized request argument supplied: {name}", name, "unknown_parameter")
-
-
-def _convert(fields: dict[str, Any], kind: type[S], prefix: str = "") -> S:
-    """Return the fields as a struct of type ``kind``. Raise `ApiError` with the path of the wrong field.
-
-    ``prefix`` is the path of the struct itself, such as ``messages[0]``.
-    """
-    try:
-        return msgspec.convert(fields, kind)
-    except msgspec.ValidationError as error:
-        what, _, path = str(error).partition(" - at `$")
-        path = path.removeprefix(".").rstrip("`")
-        named = re.search(r"(?:unknown|required) field `(.+)`", what)
-        full_path = ".".join(part for part in (prefix, path, named[1] if named else "") if part)
-        param = re.split(r"[.\[]", full_path)[0] or None
-        if named:  # the field's name is in the path
-            what = "Missing required field" if named[0].startswith("required") else "Unknown field"
-        message = f"{shorten(full_path)}: {what}." if full_path else f"{what}."
-        raise ApiError(400, message, param and shorten(param), "invalid_type") from None
 
 
 def _to_prompts(prompt: Any, num_kept: int = 0) -> list[Prompt]:

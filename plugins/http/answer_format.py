@@ -17,7 +17,8 @@ from minisgl.config import Config
 from minisgl.sampling_params import Grammar, shorten
 from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension
-from minisgl.server.protocol import GenerateRequest, decode_field
+from minisgl.server.parsing import decode_field
+from minisgl.server.protocol import GenerateRequest
 
 MAX_BYTES = 60 << 10
 """The largest size of a parameter."""

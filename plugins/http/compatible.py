@@ -17,10 +17,16 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 from minisgl import hookimpl
 from minisgl.config import Config
 from minisgl.message import Stats
+from minisgl.models.resolve import resolve_model
 from minisgl.sampling_params import shorten
+from minisgl.server.app import Api
 from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension
-from minisgl.server.protocol import ChatRequest, CompletionRequest, StreamOptions, decode_field, unknown_parameter
+from minisgl.server.parsing import decode_field, unknown_parameter
+from minisgl.server.protocol import ChatRequest, CompletionRequest, StreamOptions
+from minisgl.tokenizer.chat import ChatTemplate
+from minisgl.tokenizer.tokenizer import template_source
+from minisgl.utils.json_file import read_json_if_present
 
 HINTS: Mapping[str, str] = MappingProxyType(
     {
@@ -111,6 +117,7 @@ REFUSED_OF: Mapping[type[msgspec.Struct], Mapping[str, Refusal]] = MappingProxyT
         },
         CompletionRequest: {
             "reasoning_effort": Refusal("it belongs to a chat"),
+            "enable_thinking": Refusal("it belongs to a chat"),
             "add_generation_prompt": Refusal("it belongs to a chat"),
             "continue_final_message": Refusal("it belongs to a chat: a plain prompt is continued anyway", (False,)),
             "add_special_tokens": Refusal("give the prompt as token ids", (True,)),
@@ -138,12 +145,20 @@ class Compatible(HttpExtension):
     """Removes hints and parameters without effect from the bodies of requests, and counts the hints."""
 
     def __init__(self) -> None:
+        self._variables: frozenset[str] = frozenset()  # of the chat template
         self._registry = CollectorRegistry()
         self._hints = Counter(
             "minisgl_hint_parameters", "Parameters that were accepted as hints", ["name"], registry=self._registry
         )
 
+    def begin(self, api: Api) -> None:
+        path = resolve_model(api.config.model)
+        config = read_json_if_present(path / "tokenizer_config.json") if path.is_dir() else {}
+        source = template_source(path, config) if path.is_dir() else None
+        self._variables = ChatTemplate(source).variables if source else frozenset()
+
     def check_fields(self, kind: type, fields: dict[str, msgspec.Raw]) -> None:
+        self._count_hints_of(kind, fields)
         known = {field.name for field in msgspec.structs.fields(kind)}
         refused = {**REFUSED, **REFUSED_OF.get(kind, {})}
         for name in [name for name in fields if name not in known]:
@@ -161,10 +176,27 @@ class Compatible(HttpExtension):
             if isinstance(options, dict):
                 fields["stream_options"] = msgspec.Raw(msgspec.json.encode(_stream_options(options)))
 
+    def _count_hints_of(self, kind: type, fields: dict[str, msgspec.Raw]) -> None:
+        """Count the hints that a body of another API has by its own names, such as ``text.verbosity``."""
+        for hint in getattr(kind, "HINTS", ()):
+            name, _, entry = hint.partition(".")
+            value = decode_field(name, fields[name]) if name in fields else None
+            if entry:
+                value = value.get(entry) if isinstance(value, dict) else None
+            if value is not None:
+                self._hints.labels(hint).inc()
+
     def check_body(self, body: msgspec.Struct, max_seq_len: int) -> None:
-        """Remove ``cache_control``, a hint to Anthropic's cache, from the parts of messages."""
+        """Remove ``cache_control``, a hint to Anthropic's cache, from the parts of messages.
+
+        How much to think is a hint to a model whose template reads none of its variables.
+        """
         if not isinstance(body, ChatRequest):
             return
+        variables = body.optional_kwargs
+        for name, value in (("reasoning_effort", body.reasoning_effort), ("enable_thinking", body.enable_thinking)):
+            if value is not None and self._variables.isdisjoint(variables):
+                self._hints.labels(name).inc()
         for message in body.messages:
             parts = message.get("content") if isinstance(message, dict) else None
             for part in parts if isinstance(parts, list) else ():

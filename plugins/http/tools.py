@@ -108,7 +108,9 @@ class Tools(HttpExtension):
             assert self._reasoning_parser is not None
             after, opener = self._reasoning_parser.after, self._reasoning_parser.opener
             return opener if body.begun.rfind(opener) > body.begun.rfind(after) else after
-        given = {**body.chat_template_kwargs, "add_generation_prompt": body.add_generation_prompt}
+        known = frozenset[str]() if self._template is None else self._template.variables
+        read = {name: value for name, value in body.optional_kwargs.items() if name in known}
+        given = {**read, **body.chat_template_kwargs, "add_generation_prompt": body.add_generation_prompt}
         small = {k: v for k, v in given.items() if isinstance(v, bool | int | float | str) and len(str(v)) < 64}
         key = tuple(sorted((name, repr(value)) for name, value in small.items()))
         if key not in self._ends:

@@ -18,7 +18,7 @@ from minisgl.config import Config, ServerConfig
 from minisgl.core import EngineSpec, Finished
 from minisgl.message import Abort, Accepted, Delta, GetStats, Ping, Pong, Replies, Stats, Submit
 from minisgl.message.queue import Addresses, Pull, Push
-from minisgl.server import protocol
+from minisgl.server import parsing
 from minisgl.server.app import Api, create_app
 from minisgl.server.dispatch import Dispatcher
 from minisgl.server.extension import HttpExtension, load_extensions
@@ -33,7 +33,7 @@ CHECKS = [extension.check_fields for extension in load_extensions(Config(), name
 
 def parse(body: bytes, kind: type[Body]) -> Body:
     """Parse a body as a server with its extensions does."""
-    return protocol.parse(body, kind, CHECKS)
+    return parsing.parse(body, kind, CHECKS)
 
 
 def client_of(server: Server, key: str = "none") -> openai.OpenAI:

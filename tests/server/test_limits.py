@@ -18,7 +18,7 @@ from starlette.requests import Request
 from minisgl.config import ServerConfig
 from minisgl.plugins.http.bounds import MAX_FIELD, MAX_PROMPTS, Bounds
 from minisgl.plugins.http.tokenize import DetokenizeBody, TokenizeBody, check_tokens
-from minisgl.server import protocol
+from minisgl.server import parsing, protocol
 from minisgl.server.app import MIN_BODY, SMALL_BODY, default_max_body, parse_body, read_body
 from minisgl.server.errors import ApiError
 from minisgl.server.protocol import ChatRequest, CompletionRequest
@@ -41,7 +41,7 @@ def test_field_size_is_checked_before_the_field_is_decoded(monkeypatch: pytest.M
         decoded.append(options)
         return decode(data, **options)
 
-    monkeypatch.setattr(protocol.msgspec.json, "decode", record)
+    monkeypatch.setattr(parsing.msgspec.json, "decode", record)
     ids = "[" + "1," * MAX_FIELD + "1]"
     for name in ("stop_token_ids", "stop", "logit_bias", "metadata", "functions", "nothing"):
         decoded.clear()

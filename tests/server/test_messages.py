@@ -121,7 +121,6 @@ def test_a_limit_above_the_context(server: Server) -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": None}, "max_tokens"),
         ({"messages": []}, "messages is empty"),
-        ({"messages": [ASK, {"role": "assistant", "content": "A page"}]}, "messages[1]"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type 'image'"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type 'web_search_20250305'"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -39,6 +39,12 @@ TOOL_TYPES = (None, "custom")
 
 class CountTokensRequest(msgspec.Struct, kw_only=True):
     """The body of ``POST /v1/messages/count_tokens``: that of ``POST /v1/messages`` without what the output needs."""
+
+    HINTS: ClassVar = (
+        "metadata", "service_tier", "speed", "inference_geo", "diagnostics", "cache_control", "thinking.budget_tokens",
+        "thinking.display",
+    )  # fmt: skip
+    """Parameters that change no answer."""
 
     messages: list[dict[str, Any]]
     model: str | None = None
@@ -91,6 +97,11 @@ def translate(body: CountTokensRequest) -> Translation:
         if body.max_tokens < 1:
             wrong("max_tokens", "must be at least 1.")
         fields |= {"max_completion_tokens": body.max_tokens, "stop": body.stop_sequences}
+    kind, effort = body.thinking.get("type"), body.output_config.get("effort")
+    if kind in ("enabled", "disabled"):
+        fields["enable_thinking"] = kind == "enabled"
+    if effort is not None:
+        fields["reasoning_effort"] = effort
     form = get(body.output_config, "format", dict, "output_config", body.output_format)
     if form:
         if form.get("type") != "json_schema":

@@ -19,7 +19,8 @@ from minisgl.plugins.http.apis.responses_request import ENCRYPTED, ResponsesRequ
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.answer import CallArguments, CallBegin, Content, Part, Reasoning
 from minisgl.server.errors import ApiError
-from minisgl.server.generate import Choice, ResponseBuilder, chat_logprobs
+from minisgl.server.generate import Choice, ResponseBuilder
+from minisgl.server.logprobs import chat_logprobs
 
 Event = dict[str, Any]
 _DEFAULTS = SamplingParams()
@@ -182,7 +183,6 @@ class ResponsesBuilder(ResponseBuilder):
         self.id = new_id("resp")
         self._body, self._defaults, self._store, self._keep, self._rename = body, defaults, store, keep, rename
         self._items = Items(body.custom_tools, ENCRYPTED in body.include)
-        self._reasoning_tokens = 0
         self._sequence = 0
 
     def full(self, choices: Sequence[Choice]) -> dict[str, Any]:
@@ -222,7 +222,7 @@ class ResponsesBuilder(ResponseBuilder):
         return b"".join(found)
 
     def _feed(self, choice: Choice) -> list[Event]:
-        self._reasoning_tokens += choice.reasoning_tokens
+        self.reasoning_tokens += choice.reasoning_tokens
         return self._items.feed(choice.parts, chat_logprobs(choice)["content"] if choice.logprobs else ())
 
     def _finished(self, end: Finished | None) -> dict[str, Any]:
@@ -234,7 +234,7 @@ class ResponsesBuilder(ResponseBuilder):
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens},
+            "output_tokens_details": usage["completion_tokens_details"],
             "total_tokens": usage["total_tokens"],
         }
         response["completed_at"] = int(time.time())

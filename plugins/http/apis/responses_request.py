@@ -6,7 +6,7 @@ import base64
 import binascii
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -46,11 +46,6 @@ BUILT_IN = "_call.", "computer_call_output.", "message.input_image."
 """Parts of the entries of ``include`` that ask for more of built-in tools or images, of which there are none."""
 OPTIONAL_TOOLS = frozenset({"web_search", "namespace"})
 """Types of tools that this server lacks, and that a client gets by without: a search of the web, and more functions."""
-HINTS = (
-    "client_metadata", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "prompt_cache_options", "metadata", "service_tier", "max_tool_calls",
-)  # fmt: skip
-"""Parameters that change no answer: they are accepted, and some are in the response."""
 SEAL = "minisgl:"
 """The beginning of our ``encrypted_content``: base64 of the reasoning, which is no secret."""
 _CUSTOM = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
@@ -59,6 +54,12 @@ _CUSTOM = {"type": "object", "properties": {"input": {"type": "string"}}, "requi
 
 class ResponsesRequest(msgspec.Struct, kw_only=True):
     """The body of ``POST /v1/responses``. An entry without a type here is checked as a chat's, or by `translate`."""
+
+    HINTS: ClassVar = (
+        "client_metadata", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+        "prompt_cache_options", "metadata", "service_tier", "max_tool_calls", "text.verbosity", "reasoning.summary",
+    )  # fmt: skip
+    """Parameters that change no answer: they are accepted, and some are in the response."""
 
     input: str | list[dict[str, Any]]
     model: str | None = None
@@ -136,6 +137,8 @@ def translate(body: ResponsesRequest, history: Sequence[dict[str, Any]] = ()) ->
         fields["max_completion_tokens"] = body.max_output_tokens
     if body.top_logprobs or LOGPROBS in body.include:
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
+    if body.reasoning.get("effort") is not None:
+        fields["reasoning_effort"] = body.reasoning["effort"]
     fields |= _text_options(body.text)
     fields |= _tool_options(body)
     return Translation(fields, chat.sources, NAMES)

@@ -51,6 +51,8 @@ RESERVED = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template"}
 ).union(SPECIAL_TOKENS)
 """The variables of a template that ``chat_template_kwargs`` can't set, beside the functions of templates."""
+FREE = ("role", "content", "name", "tool_call_id")
+"""The fields of a message that a template need not read. A name is a hint; contents are checked in another way."""
 _STAND_INS, _NOW = "minisgl_stand_ins", "minisgl_now"
 
 
@@ -255,12 +257,11 @@ class CheckedTemplate(ChatTemplate):
     def _check_written(self, messages: Sequence[Message], marks: TextMarks, lost: Sequence[Lost]) -> None:
         """Raise `InvalidRequestError` for a text that is not written, and for a field that is not read.
 
-        A template may drop a field that it reads, such as the reasoning of earlier turns, but not a content, a name or
-        a tool call.
+        A template may drop a field that it reads, such as the reasoning of earlier turns, but not a content or a tool
+        call. A name is a hint: the template may leave it out.
         """
-        lost = [
-            a for a in lost if a.field in ("content", "name", "tool_calls", "arguments") or not self._reads(a.field)
-        ]
+        needed = ("content", "tool_calls", "arguments")
+        lost = [a for a in lost if a.field != "name" and (a.field in needed or not self._reads(a.field))]
         if lost:
             i, field = lost[0].message, lost[0].field
             field = "tool_calls" if field == "arguments" else field
@@ -275,7 +276,7 @@ class CheckedTemplate(ChatTemplate):
             raise error
         for i, message in enumerate(messages):
             for field, value in message.items():
-                if field in ("role", "content", "tool_call_id") or (i, field) in marks.checked or is_neutral(value):
+                if field in FREE or (i, field) in marks.checked or is_neutral(value):
                     continue
                 if not self._reads(field):
                     raise InvalidRequestError("messages", self._unused(i, field))
