@@ -8,7 +8,7 @@ content.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
@@ -121,9 +121,10 @@ class ToolParser(Protocol):
 
     special: Sequence[str]
 
-    def reader(self, tools: Collection[str], most: int | None, forced: bool) -> AnswerReader:
+    def reader(self, tools: Mapping[str, Any], most: int | None, forced: bool) -> AnswerReader:
         """Return a reader of one answer. A call of another tool than those named in ``tools`` is content.
 
+        ``tools`` has the JSON schema of the arguments of each.
         Only the first ``most`` calls count; None: all. ``forced``: the answer follows the grammar of `frame`.
         """
 
@@ -131,6 +132,7 @@ class ToolParser(Protocol):
         """Return the frame (`minisgl.plugins.grammar.frame`) of answers that call tools, at least one.
 
         ``tools`` are names, and JSON schemas of their arguments. There are at most ``most`` calls; None: any number.
+        Raise `InvalidRequestError` for a schema that the form can't have.
         """
 
 

@@ -56,6 +56,11 @@ def token_bytes(tokenizer: Tokenizer, vocab_size: int) -> list[bytes]:
     return [tokenizer.decoded_bytes(token) for token in range(vocab_size)]
 
 
+def special_bytes(token: int) -> bytes:
+    """Return bytes for a special token, which has no text: they begin with 0xFF, which no text has."""
+    return b"\xff%d\xfe" % token
+
+
 class Grammars:
     """Makes the matchers of one scheduler. Subclasses define `_check` and `_matcher`.
 
@@ -65,6 +70,8 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer):
         self.tokenizer = tokenizer
+        special = tokenizer.skipped
+        self.special_tokens = {tokenizer.token_bytes(token).decode("utf-8", "replace"): token for token in special}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._checked: OrderedDict[Grammar, None] = OrderedDict()
 

@@ -99,9 +99,9 @@ class LLGuidanceGrammars(Grammars):
             case "json_schema":
                 lark = "start: " + _json_rule(grammar, strict(read_json(grammar)))
             case "frame":
-                lark = lark_of(grammar, partial(_json_rule, grammar))
+                lark = lark_of(grammar, partial(_json_rule, grammar), self._regex, self.special_tokens)
             case "regex":
-                lark = f"start: /{self._library.regex_to_lark(grammar.text, 'dw')}/"
+                lark = f"start: /{self._regex(grammar.text)}/"
             case "choice":
                 lark = "start: " + " | ".join(map(json.dumps, read_choices(grammar)))
             case _:
@@ -109,6 +109,9 @@ class LLGuidanceGrammars(Grammars):
         if not self._forcing:
             lark = '%llguidance {"no_forcing": true}\n' + lark
         return str(self._library.LLMatcher.grammar_from_lark(lark))
+
+    def _regex(self, pattern: str) -> str:
+        return str(self._library.regex_to_lark(pattern, "dw"))
 
     def _check(self, grammar: Grammar) -> None:
         source = self._source(grammar)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from minisgl.plugins.grammar.base import (
     read_choices,
     read_json,
     refuse,
+    special_bytes,
     token_bytes,
 )
 from minisgl.plugins.grammar.characters import utf8
@@ -50,8 +52,11 @@ class Plain:
         return PlainGrammars(tokenizer)
 
 
-def network_of(grammar: Grammar) -> Network:
-    """Return a grammar as a network. Raise `InvalidRequestError` if it is wrong or not supported."""
+def network_of(grammar: Grammar, tokens: Mapping[str, int] = MappingProxyType({})) -> Network:
+    """Return a grammar as a network. ``tokens`` are special tokens by their texts.
+
+    Raise `InvalidRequestError` if it is wrong or not supported.
+    """
     try:
         match grammar.kind:
             case "json_schema":
@@ -61,7 +66,7 @@ def network_of(grammar: Grammar) -> Network:
             case "choice":
                 return Network(choice(*(literal(text.encode()) for text in read_choices(grammar))))
             case "frame":
-                return Network(expression_of(grammar))
+                return Network(expression_of(grammar, tokens))
     except (RegexError, SchemaError, GrammarTooLargeError, RecursionError) as error:
         raise refuse(grammar, error) from None
     raise refuse(grammar, f"grammar=plain can't read grammars of the kind {grammar.kind}: use grammar=llguidance.")
@@ -156,16 +161,20 @@ class PlainGrammars(Grammars):
 
     def _check(self, grammar: Grammar) -> None:
         try:
-            Automaton(network_of(grammar)).expand([START])
+            Automaton(network_of(grammar, self.special_tokens)).expand([START])
         except GrammarTooLargeError as error:
             raise refuse(grammar, error) from None
 
     def _matcher(self, grammar: Grammar, vocab_size: int, end_ids: Sequence[int]) -> PlainMatcher:
         if self._vocabulary is None:
-            self._vocabulary = Vocabulary(token_bytes(self.tokenizer, vocab_size), vocab_size)
+            texts = [b"" if 0xFF in text else text for text in token_bytes(self.tokenizer, vocab_size)]
+            for token in self.tokenizer.skipped:
+                if token < vocab_size:
+                    texts[token] = special_bytes(token)
+            self._vocabulary = Vocabulary(texts, vocab_size)
         compiled = self._kept.pop(grammar, None)
         if compiled is None:
-            compiled = Compiled(network_of(grammar), self._vocabulary, end_ids, self.tokenizer)
+            compiled = Compiled(network_of(grammar, self.special_tokens), self._vocabulary, end_ids, self.tokenizer)
         self._kept[grammar] = compiled
         while len(self._kept) > 1 and sum(each.nbytes for each in self._kept.values()) > KEPT_BYTES:
             self._kept.popitem(last=False)

@@ -147,10 +147,6 @@ class Choice:
     most: int | None = None
 
     @property
-    def names(self) -> frozenset[str]:
-        return frozenset(map(tool_name, self.tools))
-
-    @property
     def schemas(self) -> list[tuple[str, Any]]:
         """The name of each tool, and the JSON schema of its arguments, which are an object."""
         return [(tool_name(tool), _arguments(tool["function"].get("parameters"))) for tool in self.tools]
@@ -270,7 +266,10 @@ class ToolForm(AnswerForm):
     def _with_calls(self, parser: ToolParser, grammar: Grammar | None) -> Grammar:
         """Return a grammar of answers that call a tool or, with ``grammar``, are one of its texts."""
         choice = self._choice
-        frame = parser.frame(choice.schemas, choice.most)
+        try:
+            frame = parser.frame(choice.schemas, choice.most)
+        except InvalidRequestError as error:
+            raise ApiError.from_invalid(error) from None
         text = json.dumps(frame, ensure_ascii=False)
         most = SamplingParams.MAX_GRAMMAR // 2
         if len(text) > most:
@@ -297,7 +296,7 @@ class ToolForm(AnswerForm):
     def reader(self) -> AnswerReader:
         reader: AnswerReader = PlainReader()
         if self._parser is not None:
-            reader = self._parser.reader(self._choice.names, self._choice.most, self._choice.is_forced)
+            reader = self._parser.reader(dict(self._choice.schemas), self._choice.most, self._choice.is_forced)
         if self._reasoning is not None:
             reader = self._reasoning.reader(self._is_open, reader)
         return WithoutSpecial(self._hidden, reader) if self._shown and self._hidden else reader

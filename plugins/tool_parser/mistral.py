@@ -17,7 +17,7 @@ from minisgl.hooks import hookimpl
 from minisgl.plugins.tool_parser.calls import CallReader, JsonScan, call_frame, one_or_more
 from minisgl.server.answer import ToolParser
 
-OPENER = "[TOOL_CALLS]"
+OPENER, ARGUMENTS = "[TOOL_CALLS]", "[ARGS]"
 NAMED = re.compile(r"([A-Za-z0-9_.-]{1,64})(?:\[CALL_ID\][A-Za-z0-9]*)?(?:\[ARGS\])?\s*(?=\{)")
 """The beginning of a call that is no JSON: its name, perhaps an id, and a mark before the arguments."""
 MAX_NAMED = 160
@@ -29,7 +29,7 @@ class Mistral:
     """Calls after ``[TOOL_CALLS]``: a list as JSON, or each as a name and its arguments."""
 
     def build(self, template: str) -> ToolParser:
-        return MistralParser()
+        return MistralParser(ARGUMENTS in template)
 
 
 def matches(template: str) -> bool:
@@ -38,15 +38,21 @@ def matches(template: str) -> bool:
 
 
 class MistralParser:
-    """Reads and describes these calls. No grammar allows a special token, so forced calls are a list without a mark."""
+    """Reads and describes these calls. ``is_named``: forced calls are names with arguments, and no list."""
 
-    special: Sequence[str] = (OPENER, "[ARGS]", "[CALL_ID]")
+    special: Sequence[str] = (OPENER, ARGUMENTS, "[CALL_ID]")
+
+    def __init__(self, is_named: bool = False):
+        self._is_named = is_named
 
     def reader(self, tools: Collection[str], most: int | None, forced: bool) -> MistralReader:
-        return MistralReader(tools, most, forced)
+        return MistralReader(tools, most)
 
     def frame(self, tools: Sequence[tuple[str, Any]], most: int | None) -> Any:
-        return ["[", one_or_more([call_frame(name, schema) for name, schema in tools], most, ", "), "]"]
+        opener, mark = {"token": OPENER}, {"token": ARGUMENTS}
+        if self._is_named:
+            return one_or_more([[opener, name, mark, {"json_schema": schema}] for name, schema in tools], most, "")
+        return [opener, "[", one_or_more([call_frame(name, schema) for name, schema in tools], most, ", "), "]"]
 
 
 class MistralReader(CallReader):
@@ -54,11 +60,9 @@ class MistralReader(CallReader):
 
     opener = OPENER
 
-    def __init__(self, tools: Collection[str], most: int | None, forced: bool):
+    def __init__(self, tools: Collection[str], most: int | None):
         super().__init__(tools, most)
         self._in_list, self._is_named = False, False
-        if forced:
-            self._state = self._opened
 
     def new_id(self) -> str:
         """Return nine letters and digits: the templates of this family accept no other ids."""

@@ -27,7 +27,7 @@ GOOD: dict[str, Any] = {
     "json_schema": '{"type": "boolean"}', "logit_bias": {"5": 1.0}, "max_completion_tokens": 2, "max_tokens": 2,
     "messages": [{"role": "user", "content": "Hi"}], "min_p": 0.1, "min_tokens": 2, "model": "tutor", "n": 2,
     "parallel_tool_calls": False, "presence_penalty": 0.5, "priority": 0, "prompt": "Hi", "prompt_logprobs": 1,
-    "reasoning_effort": "high",
+    "reasoning_effort": "high", "enable_thinking": True,
     "regex": "a", "repetition_penalty": 1.1, "response_format": {"type": "json_object"}, "return_token_ids": True,
     "seed": 1, "skip_special_tokens": False, "stop": ["x"], "stop_token_ids": [5], "stream": True,
     "structured_outputs": {"regex": "a"}, "temperature": 0.5, "tool_choice": "none", "tools": [], "top_k": 5,
@@ -37,6 +37,7 @@ GOOD: dict[str, Any] = {
 MORE: dict[str, dict[str, Any]] = {
     "logprobs": {"ChatRequest": True, "CompletionRequest": 1},
     "top_logprobs": {"logprobs": True, "top_logprobs": 1},
+    "continue_final_message": {"add_generation_prompt": False, "continue_final_message": True},
     "stream_options": {"stream": True, "stream_options": {"include_usage": True}},
 }
 

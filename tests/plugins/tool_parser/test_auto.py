@@ -12,7 +12,7 @@ TOOLS = [
     ("llama3", """{{- 'Respond in the format {"name": function name, "parameters": dictionary' }}<|eot_id|>"""),
     ("llama3", """{{- "<|python_tag|>" + tool_call.name + ".call(" }}"""),
     ("mistral", """{{- "[TOOL_CALLS] [" }}"""),
-    ("none", """{{- '<tool_call>\\n<function=' + tool_call.name + '>\\n<parameter=' }}"""),  # Qwen3-Coder
+    ("qwen3_coder", """{{- '<tool_call>\\n<function=' + tool_call.name + '>\\n<parameter=' }}"""),
     ("none", """{{- '<tool_call>' + tc.name }}{% for k, v in tc.arguments.items() %}<arg_key>{{ k }}"""),  # GLM
     ("none", "{{ message.content }}"),
 ]  # fmt: skip
