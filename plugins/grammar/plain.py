@@ -197,13 +197,13 @@ class PlainMatcher(Matcher):
             self._state = self._compiled.after(self._state, token)
 
     def read(self, text: str) -> bool:
-        automaton = self._compiled.automaton
-        automaton.begin()
+        self._renew()
+        self._automaton.begin()
         try:
-            self._states = [automaton.walk(self._states[-1], text.encode())]
+            self._state = self._automaton.walk(self._state, text.encode())
         except GrammarTooLargeError:
-            self._states = [TOO_LARGE]
-        return self._states[-1] > DEAD
+            self._state = TOO_LARGE
+        return self._state > DEAD
 
     def masks(self, drafts: Sequence[int]) -> I32:
         self._renew()
