@@ -86,6 +86,7 @@ def test_quantize(bits: int, error: float) -> None:
 def test_join() -> None:
     """Weights with whole panels and the same form become one."""
     whole, part = random_weight(Form(4), 32, 64), random_weight(Form(4), 20, 64, seed=1)
-    (joined,) = join([whole, whole])
-    assert torch.equal(dequantize(joined, torch.arange(64)), dequantize(whole, torch.arange(32)).repeat(2, 1))
+    (joined,) = join([whole, whole, part])
+    numbers = [dequantize(weight, torch.arange(weight.outputs)) for weight in (whole, part)]
+    assert torch.equal(dequantize(joined, torch.arange(84)), torch.cat([numbers[0], *numbers]))
     assert len(join([part, whole])) == len(join([whole, random_weight(Form(8), 32, 64)])) == 2

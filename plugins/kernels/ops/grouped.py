@@ -25,6 +25,7 @@ BLOCK = 32
 """Columns of a block of x, and of a block of a panel."""
 OUTPUTS = 16
 """Outputs (rows of the weight) of a panel."""
+_arena = huge_pages.Arena(32 << 20)
 _CHUNK = 1 << 22
 """About this number of integers is rearranged or dequantised at a time."""
 
@@ -89,13 +90,18 @@ def _in_panels(rows: Tensor) -> Tensor:
 
 
 def join(weights: list[GroupedWeight]) -> list[GroupedWeight]:
-    """Return one weight with the outputs of all ``weights``, if they have the same form and whole panels, else them."""
+    """Return one weight with the outputs of all ``weights``, if they have the same form and whole panels, else them.
+
+    The result is in huge pages, small weights side by side.
+    """
     first = weights[0]
-    if len(weights) == 1 or any(w.form != first.form or w.outputs % OUTPUTS for w in weights):
-        return weights
+    if any(w.form != first.form for w in weights) or any(w.outputs % OUTPUTS for w in weights[:-1]):
+        return [joined for weight in weights for joined in join([weight])]
     panels = [weight.panels for weight in weights]
+    if len(panels) == 1 and panels[0].nbytes >= huge_pages.HUGE_PAGE:
+        return weights
     shape = (sum(map(len, panels)), *panels[0].shape[1:])
-    joined = torch.cat(panels, out=huge_pages.empty(shape, torch.uint8, torch.device("cpu")))
+    joined = torch.cat(panels, out=_arena.empty(shape, torch.uint8))
     return [GroupedWeight(first.form, sum(w.outputs for w in weights), first.columns, joined)]
 
 
