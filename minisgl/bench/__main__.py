@@ -19,6 +19,7 @@ BENCHMARKS = {
     "kernels": "time of each kernel on this GPU, next to its torch reference and other libraries",
     "link": "time of the all-reduce between GPUs, by number of rows and algorithm",
     "tiles": "the fastest tile shapes of the Triton kernels on this GPU",
+    "cpu": "a small model on this CPU, beside llama.cpp and transformers",
     "abuse": "abuses of a server, and what its other clients notice of them",
     "host": "host time of a scheduling step, without a model",
 }

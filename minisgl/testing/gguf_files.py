@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["tiny_gguf"]
+__all__ = ["random_gguf", "tiny_gguf"]
 
 _ARCHITECTURES = {"qwen3_moe": "qwen3moe", "mistral": "llama"}
 _NAMES = {
@@ -67,6 +67,59 @@ def tiny_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return file
+
+
+def random_gguf(config: Mapping[str, Any], file: Path, kind: str) -> Path:
+    """Write a model of the shape ``config``, the content of config.json, with random blocks, and return the file.
+
+    ``kind`` is "Q8_0" or "Q4_0", and ``model_type`` "qwen3". llama.cpp can read the file; the tokens are no words.
+    """
+    import gguf
+
+    heads, head_dim, hidden = config["num_attention_heads"], config["head_dim"], config["hidden_size"]
+    kv, inner, size = config["num_key_value_heads"] * head_dim, config["intermediate_size"], config["vocab_size"]
+    writer, generator = gguf.GGUFWriter(file, "qwen3"), np.random.default_rng(0)
+    rope = {"rope_type": "default", "rope_theta": config.get("rope_theta", 10_000.0)}
+    vocabulary = {
+        "model": "gpt2", "pre": "qwen2", "tokens": [*_bytes(), "!!", *(f"[{i}]" for i in range(257, size))],
+        "token_type": [1] * size, "merges": ["! !"], "eos_token_id": size - 1,
+    }  # fmt: skip
+    entries = _metadata("qwen3", {"rope_parameters": rope, **config})
+    for key, value in (entries | {f"tokenizer.ggml.{key}": value for key, value in vocabulary.items()}).items():
+        _add(writer, key, value)
+
+    def add(name: str, *shape: int) -> None:
+        if len(shape) == 1:
+            writer.add_tensor(name, np.ones(shape, np.float32))
+            return
+        block = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1]
+        blocks = generator.integers(0, 256, (shape[0], shape[1] // 32, block), dtype=np.uint8)
+        scale = {"Q8_0": 0.02 / 74, "Q4_0": 0.02 / 4.6}[kind]  # numbers with a standard deviation of 0.02
+        blocks[:, :, :2] = np.array([scale], np.float16).view(np.uint8)
+        writer.add_tensor(name, blocks.reshape(shape[0], -1), raw_dtype=gguf.GGMLQuantizationType[kind])
+
+    add("token_embd.weight", size, hidden)
+    add("output_norm.weight", hidden)
+    for layer in range(config["num_hidden_layers"]):
+        for part, *shape in (
+            ("attn_q", heads * head_dim, hidden), ("attn_k", kv, hidden), ("attn_v", kv, hidden),
+            ("attn_output", hidden, heads * head_dim), ("ffn_gate", inner, hidden), ("ffn_up", inner, hidden),
+            ("ffn_down", hidden, inner), ("attn_norm", hidden), ("ffn_norm", hidden), ("attn_q_norm", head_dim),
+            ("attn_k_norm", head_dim),
+        ):  # fmt: skip
+            add(f"blk.{layer}.{part}.weight", *shape)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def _bytes() -> list[str]:
+    """Return the letters for the 256 bytes in a byte-level BPE: printable ones are themselves."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
 
 
 def _metadata(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
