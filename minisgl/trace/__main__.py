@@ -25,6 +25,7 @@ from minisgl.trace.history import turns
 from minisgl.trace.read import Trace, TraceError, read
 from minisgl.trace.summary import show, summarize
 from minisgl.trace.view import difference, page
+from minisgl.trace.what_if_report import compare
 
 PICTURES = ("timeline", "tree", "pages", "tables", "staircase", "gap")
 PICTURES_WITH_OPTION = {"step": ("tree", "pages", "tables"), "steps": ("timeline",), "request": ("staircase",)}
@@ -50,11 +51,27 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
+def what_if_parser() -> argparse.ArgumentParser:
+    """Return the parser of ``what-if``."""
+    p = argparse.ArgumentParser(
+        prog="python -m minisgl.trace what-if",
+        description="repeats a run up to a step, and goes on with other options, in the simulated engine",
+    )
+    p.add_argument("trace", type=Path, metavar="RUN.jsonl", help="a trace")
+    p.add_argument("--at", type=int, required=True, metavar="N", help="the first step with the other options")
+    p.add_argument("overrides", nargs="*", metavar="OPTION=VALUE", help="for example scheduler=mixed")
+    return p
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command, and return its exit status."""
-    args = parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
     out, err = Console(), Console(stderr=True)
     try:
+        if words[:1] == ["what-if"]:
+            compare(what_if_parser().parse_intermixed_args(words[1:]), out)
+            return 0
+        args = parser().parse_args(words)
         refuse_unused_arguments(args)
         traces = [read(path) for path in args.traces]
         text = decoder(traces[0]) if args.text else None

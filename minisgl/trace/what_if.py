@@ -1,0 +1,390 @@
+"""What if: the rest of a recorded run with other options, from any step on.
+
+The real scheduler repeats the run up to that step. Instead of a model, an engine answers with the tokens that the run
+sampled: they do not depend on the batch (promise 8). So the scheduler is in the very state in which the run was. Then
+it gets the other options and goes on, in a time that is measured where a step equals the recorded one, and estimated
+from the recorded steps where it does not.
+
+A trace does not say which requests were choices of one HTTP request, which had a grammar, and what the drafts of a
+proposer depended on. If such a thing mattered, the repetition differs from the record: `Future.misses` says where.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pluggy
+
+from minisgl import hooks
+from minisgl.config import Config
+from minisgl.core import EngineSpec, SamplingParams, Step, StepResult, TokenMasks
+from minisgl.options.compose import compose
+from minisgl.plugin_manager.manager import PluginManager
+from minisgl.scheduler.build import build_scheduler
+from minisgl.scheduler.observer import EVENTS, HookObserver
+from minisgl.scheduler.scheduler import Scheduler
+from minisgl.scheduler.waiting_queue import WaitingQueue
+from minisgl.trace import events as ev
+from minisgl.trace.read import Trace, TraceError
+from minisgl.trace.record import EventMaker
+
+__all__ = ["Future", "what_if"]
+
+CARRIED = ("page_size", "max_running_requests", "max_prefill_tokens", "overlap", "starvation_steps", "seed")
+"""The options of the record that the repetition uses, beside the groups `PARTS`."""
+PARTS = ("cache", "scheduler")
+IN_PLACE = ("scheduler", "max_prefill_tokens", "overlap", "starvation_steps")
+"""Options that a scheduler can change while it runs. All others begin with an empty pool: open requests run again."""
+SIZES = ("page_size", "num_pages", "max_running_requests", "max_seq_len")
+
+
+@dataclass
+class _Recorded:
+    """A request of the record: when it came, what it gained, and how it ended."""
+
+    added: ev.Add
+    place: int
+    """The number of its first event in the record."""
+    before: tuple[int, int]
+    """The numbers of launched and of read steps when it came."""
+    output: list[int] = field(default_factory=list)
+    end: ev.Finish | None = None
+    end_place: int = 1 << 60
+    end_before: tuple[int, int] = (1 << 60, 1 << 60)
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether something outside of the scheduler ended it, or the record."""
+        return self.end is None or self.end.finish_reason in ("abort", "error")
+
+
+@dataclass
+class Future:
+    """How a run went on.
+
+    ``events`` are those of the whole run, with the repeated steps before ``at``. ``restarted``: an option needed an
+    empty pool, and ``events`` begin anew at ``at``. ``departs`` is the first step that was launched with other rows
+    than in the record, or None. ``misses`` is the first step before ``at`` at which the repetition differs, or None.
+    """
+
+    spec: EngineSpec
+    at: int
+    events: list[ev.Line]
+    restarted: bool = False
+    departs: int | None = None
+    misses: int | None = None
+
+
+def what_if(trace: Trace, at: int, overrides: Sequence[str] = ()) -> Future:
+    """Repeat a run up to step ``at``, and go on with ``overrides``, such as ``scheduler=mixed``.
+
+    Raise `TraceError` if the trace does not hold what this needs, and `ConfigError` for a wrong override.
+    """
+    return _Replay(trace, at, overrides).run()
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class _Times:
+    """How long steps take: measured for the recorded ones, and estimated for others by least squares.
+
+    The estimate is a constant, and a time for each prompt token and for each row.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self.launch: dict[int, float] = {}
+        self.read: dict[int, float] = {}
+        features, last = dict[int, tuple[float, float, float]](), 0.0
+        self._duration: dict[int, float] = {}
+        for event in trace:
+            if isinstance(event, ev.Batch):
+                self.launch[event.step] = event.t
+                features[event.step] = _features(event)
+            elif isinstance(event, ev.Done):
+                self.read[event.step] = event.t
+                self._duration[event.step] = max(event.t - max(self.launch[event.step], last), 0.0)
+                last = event.t
+        self._weights = np.zeros(3)
+        if self._duration:
+            rows = np.array([features[step] for step in self._duration])
+            fitted = np.linalg.lstsq(rows, np.array(list(self._duration.values())), rcond=None)[0]
+            self._weights = np.clip(fitted, 0.0, None)
+
+    def estimate(self, batch: ev.Batch) -> float:
+        """Return the seconds that a step takes."""
+        return float(np.dot(_features(batch), self._weights))
+
+
+def _features(batch: ev.Batch) -> tuple[float, float, float]:
+    prompt = sum(batch.num_scheduled_tokens[batch.num_decode :])
+    return 1.0, float(prompt), float(len(batch.uids))
+
+
+class _Engine:
+    """An engine that answers with the recorded tokens. The last one of a request that ended by itself is a stop id."""
+
+    eos_ids: frozenset[int] = frozenset()
+
+    def __init__(self, spec: EngineSpec, recorded: dict[int, _Recorded], replay: _Replay):
+        self.spec, self._recorded, self._replay = spec, recorded, replay
+        self.stop_id = spec.vocab_size
+        self._uids: dict[int, int] = {}
+        self._results: deque[StepResult] = deque()
+
+    def launch(self, step: Step) -> None:
+        for admission in step.admissions:
+            self._uids[admission.req_pool_idx] = admission.uid
+        tokens = np.zeros((step.rows, 1), np.int32)
+        for i in np.flatnonzero(step.num_sampled_tokens).tolist():
+            uid = self._uids[int(step.req_pool_indices[i])]
+            end = int(step.num_computed_tokens[i] + step.num_scheduled_tokens[i])
+            tokens[i, 0] = self._token(self._recorded[uid], end)
+        self._results.append(StepResult(step.id, tokens, step.num_sampled_tokens.copy()))
+
+    def _token(self, recorded: _Recorded, position: int) -> int:
+        index = position - len(recorded.added.prompt_ids)
+        if index >= len(recorded.output):
+            return 0
+        ends = index == len(recorded.output) - 1 and recorded.end is not None and recorded.end.finish_reason == "stop"
+        return self.stop_id if ends else recorded.output[index]
+
+    def sample(self, masks: TokenMasks) -> None:
+        raise TraceError("A step waits for masks of a grammar, which a trace does not have.")
+
+    def result(self) -> StepResult:
+        result = self._results.popleft()
+        self._replay.finished(result.id)
+        return result
+
+    def close(self) -> None:
+        """Release nothing."""
+
+
+class _Replay:
+    def __init__(self, trace: Trace, at: int, overrides: Sequence[str]):
+        self.trace, self.at, self.overrides = trace, at, list(overrides)
+        self.recorded = _requests(trace)
+        self.batches = {event.step: event for event in trace if isinstance(event, ev.Batch)}
+        if not 0 <= at <= len(self.batches):
+            raise TraceError(f"--at {at}: {trace.name} has the steps 0 to {len(self.batches) - 1}.")
+        self.times, self.clock = _Times(trace), _Clock()
+        words = _words(trace)
+        self.manager = PluginManager.load()
+        self.config = compose(self.manager, words)
+        self.new_config = compose(self.manager, [*words, *self.overrides])
+        self.future = Future(trace.spec, at, [])
+        self._waiting = sorted(self.recorded.values(), key=lambda each: each.place)
+        self._open: dict[int, _Recorded] = {}
+        self._num_read = 0
+        self._ends: dict[int, float] = {}  # launched step -> the time at which its result is there
+        self._last_end = 0.0
+        self._base = 0  # number of the step with which the present scheduler began
+        self.scheduler = self._build(self.config, trace.spec)
+
+    def _build(self, config: Config, spec: EngineSpec) -> Scheduler:
+        self.engine = _Engine(spec, self.recorded, self)
+        scheduler = build_scheduler(config, self.manager, self.engine, self.clock)
+        hooked = pluggy.PluginManager(hooks.PROJECT)
+        hooked.add_hookspecs(hooks)
+        hooked.register(EventMaker(self._take))
+        observer = HookObserver(hooked.hook)
+        for name in EVENTS:  # the parts of the scheduler share one observer
+            setattr(scheduler.events, name, getattr(observer, name))
+        return scheduler
+
+    # ---- events --------------------------------------------------------------------------------------
+
+    @property
+    def _follows(self) -> bool:
+        """Whether all steps so far have been those of the record."""
+        return self.future.departs is None and self.future.misses is None
+
+    def _take(self, event: ev.Event) -> None:
+        if isinstance(event, ev.Batch):
+            self._launched(event)
+        elif isinstance(event, ev.Done):
+            self._num_read += 1
+        self.future.events.append(event)  # type: ignore[arg-type]
+
+    def _launched(self, batch: ev.Batch) -> None:
+        step = self._base + batch.step
+        same = self.batches.get(step)
+        if self._follows and (same is None or _rows(same) != _rows(batch)):
+            if step < self.at:
+                self.future.misses = step
+            else:
+                self.future.departs = step
+        if self._follows and step in self.times.read:
+            self._last_end = self.times.read[step]
+        else:
+            self._last_end = max(batch.t, self._last_end) + self.times.estimate(batch)
+        self._ends[batch.step] = self._last_end
+
+    def finished(self, step: int) -> None:
+        """Go on to the time at which the result of a step is there."""
+        self.clock.now = max(self.clock.now, self._ends[step])
+
+    # ---- the loop ------------------------------------------------------------------------------------
+
+    def run(self) -> Future:
+        changed = False
+        for _ in range(20 * len(self.batches) + 100_000):
+            if not changed and self.scheduler.next_step_id >= self.at:
+                self._change()
+                changed = True
+            self._deliver()
+            if self.scheduler.has_work:
+                step = self._base + self.scheduler.next_step_id
+                if self._follows and step in self.times.launch:
+                    self.clock.now = max(self.clock.now, self.times.launch[step])
+                self.scheduler.step()
+            elif self._waiting:
+                self.clock.now = max(self.clock.now, self._waiting[0].added.t)
+                self._add(self._waiting.pop(0))
+            else:
+                break
+        if self._follows and len(self.batches) > self._base + self.scheduler.next_step_id:
+            self.future.departs = self._base + self.scheduler.next_step_id
+        return self.future
+
+    def _deliver(self) -> None:
+        """Add the requests that have come, and abort those that were given up, in the order of the record."""
+        counts = self._base + self.scheduler.next_step_id, self._num_read
+        while True:
+            added = self._waiting[0] if self._waiting and self._is_due(self._waiting[0], counts) else None
+            given_up = (each for each in self._open.values() if self._is_given_up(each, counts))
+            gone = min(given_up, key=lambda each: each.end_place, default=None)
+            if gone is not None and (added is None or gone.end_place < added.place):
+                del self._open[gone.added.uid]
+                self.scheduler.abort_request(gone.added.uid)
+            elif added is not None:
+                self._add(self._waiting.pop(0))
+            else:
+                return
+
+    def _is_due(self, each: _Recorded, counts: tuple[int, int]) -> bool:
+        if self._follows:
+            return each.before[0] <= counts[0] and each.before[1] <= counts[1]
+        return each.added.t <= self.clock.now
+
+    def _is_given_up(self, each: _Recorded, counts: tuple[int, int]) -> bool:
+        """Whether a client gave a request up: at the recorded moment, and later with as many tokens as it then had."""
+        if not each.is_aborted or each.added.uid not in self.scheduler.requests:
+            return False
+        if self._follows and each.end is not None:
+            return each.end_before[0] <= counts[0] and each.end_before[1] <= counts[1]
+        gained = len(self.scheduler.requests[each.added.uid].output_ids)
+        if each.output or each.end is None:
+            return gained >= max(len(each.output), 1)
+        return each.end.t <= self.clock.now
+
+    def _add(self, each: _Recorded) -> None:
+        added = each.added
+        self.clock.now = added.t if self._follows else max(self.clock.now, added.t)
+        params = SamplingParams(
+            max_tokens=added.max_tokens, ignore_eos=True, cache_salt=added.cache_salt, priority=added.priority
+        )
+        self.scheduler.add_request(added.uid, added.prompt_ids, params)
+        self.scheduler.requests[added.uid].stop_ids = frozenset((self.engine.stop_id,))
+        self._open[added.uid] = each
+
+    # ---- other options ---------------------------------------------------------------------------------
+
+    def _change(self) -> None:
+        if not self.overrides:
+            return
+        names = {word.lstrip("+~").partition("=")[0].partition(".")[0] for word in self.overrides}
+        if names <= set(IN_PLACE):
+            config, scheduler = self.new_config, self.scheduler
+            scheduler.planner.max_prefill_tokens = config.max_prefill_tokens
+            scheduler.overlap_depth = 1 if config.overlap else 0
+            if names & {"scheduler", "starvation_steps"}:
+                self._change_policy(config, scheduler)
+            return
+        old, spec = self.scheduler, self.trace.spec
+        sizes = {name: getattr(self.new_config, name) for name in SIZES if name in names}
+        self._base = old.next_step_id
+        spec = EngineSpec(**{**{name: getattr(spec, name) for name in (*SIZES, "vocab_size")}, **sizes})
+        self.future.spec, self.future.restarted, self.future.departs = spec, True, self.at
+        self.future.events.clear()
+        self._ends.clear()
+        self.scheduler = self._build(self.new_config, spec)
+        for req in list(old.requests.values()):
+            self._add(self._open[req.uid])
+            self.scheduler.requests[req.uid].output_ids = list(req.output_ids)
+
+    def _change_policy(self, config: Config, scheduler: Scheduler) -> None:
+        """Give the scheduler the policy of ``config``, with the guard around it, and a queue of that policy."""
+        policy = self.manager.build("scheduler", config.scheduler)
+        for wrap in reversed(self.manager.hook.minisgl_wrap_policy(config=config)):
+            policy = wrap(policy)
+        waiting = [req for req in scheduler.requests.values() if req.req_pool_idx < 0]
+        make_queue = getattr(policy, "make_queue", None)
+        scheduler.waiting = WaitingQueue() if make_queue is None else make_queue(lambda: scheduler.request_table.reqs)
+        for req in waiting:
+            scheduler.waiting.add(req)
+        scheduler.planner.policy = policy
+        scheduler.planner.uses_priority = getattr(policy, "uses_priority", False)
+
+
+def _requests(trace: Trace) -> dict[int, _Recorded]:
+    """Return the requests of a record by uid. Raise `TraceError` for a record that can't be repeated."""
+    found: dict[int, _Recorded] = {}
+    batches: deque[ev.Batch] = deque()
+    launched = read = 0
+    for place, event in enumerate(trace):
+        match event:
+            case ev.Add():
+                if event.uid in found:
+                    raise TraceError(f"{trace.name} uses the uid {event.uid} twice: its run can't be repeated.")
+                found[event.uid] = _Recorded(event, place, (launched, read))
+            case ev.Batch():
+                if event.drafts:
+                    raise TraceError(
+                        f"{trace.name} has draft tokens, and not what its proposer knew: leave out speculation."
+                    )
+                launched += 1
+                batches.append(event)
+            case ev.Done():
+                read += 1
+                kept = event.kept or [1] * len(event.tokens)
+                for uid, token, gained in zip(batches.popleft().uids, event.tokens, kept, strict=True):
+                    if gained:
+                        found[uid].output.append(token)
+            case ev.Finish():
+                ended = found[event.uid]
+                ended.end, ended.end_place, ended.end_before = event, place, (launched, read)
+    return found
+
+
+def _words(trace: Trace) -> list[str]:
+    """Return the options of a record, as on the command line."""
+    options = trace.header.options
+    words = [f"plugins=[{','.join(each['path'] for each in trace.header.plugins)}]"] if trace.header.plugins else []
+    words += [f"{name}={_word(options[name])}" for name in CARRIED if name in options]
+    words += [f"num_pages={trace.spec.num_pages}"]
+    for group in PARTS:
+        part = dict(options.get(group) or {})
+        if not part:
+            raise TraceError(f"{trace.name} does not say which {group} it had: its run can't be repeated.")
+        words.append(f"{group}={part.pop('type')}")
+        words += [f"{group}.{name}={_word(value)}" for name, value in part.items()]
+    return words
+
+
+def _word(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _rows(batch: ev.Batch) -> list[tuple[int, int, int]]:
+    return list(zip(batch.uids, batch.num_computed_tokens, batch.num_scheduled_tokens, strict=True))

@@ -1,0 +1,118 @@
+"""``python -m minisgl.trace what-if``: how a recorded run went on, and how it would have gone on with other options."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from minisgl.trace import events as ev
+from minisgl.trace.read import read
+from minisgl.trace.what_if import what_if
+
+__all__ = ["Measures", "compare", "measure"]
+
+
+@dataclass
+class Measures:
+    """What happened from a step on. The lists are in seconds; each token after a request's first has a gap."""
+
+    first_token_times: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    retractions: int = 0
+    steps: int = 0
+    end: float = 0.0
+
+
+def measure(
+    events: Iterable[ev.Line], page_size: int, at: int, arrivals: dict[int, float], started: set[int]
+) -> Measures:
+    """Measure a run from step ``at`` on.
+
+    ``arrivals`` are the times at which requests came, by uid; ``started`` are those that had a token before ``at``.
+    """
+    m, last, batches = Measures(), dict[int, float](), dict[int, ev.Batch]()
+    prompts: dict[int, int] = {}
+    for event in events:
+        match event:
+            case ev.Add():
+                prompts[event.uid] = len(event.prompt_ids)
+            case ev.Match() if event.step >= at:
+                m.prompt_tokens += event.num_tokens
+                m.cached_tokens += len(event.pages) * page_size
+            case ev.Retract() if event.step >= at:
+                m.retractions += 1
+            case ev.Batch():
+                batches[event.step] = event
+                m.steps += event.step >= at
+            case ev.Done():
+                kept = event.kept or [1] * len(event.tokens)
+                for uid, gained in zip(batches.pop(event.step).uids, kept, strict=True):
+                    if not gained:
+                        continue
+                    if event.step >= at:
+                        m.end = event.t
+                        if uid in last:
+                            m.gaps.append(event.t - last[uid])
+                        elif uid not in started:
+                            m.first_token_times.append(event.t - arrivals[uid])
+                    last[uid] = event.t
+    return m
+
+
+def compare(args: argparse.Namespace, out: Console) -> None:
+    """Print both futures, and where they part. Raise `TraceError` or `ConfigError`."""
+    trace = read(args.trace)
+    future = what_if(trace, args.at, args.overrides)
+    arrivals = {event.uid: event.t for event in trace if isinstance(event, ev.Add)}
+    started: set[int] = set()
+    batches = {event.step: event for event in trace if isinstance(event, ev.Batch)}
+    for event in trace:
+        if isinstance(event, ev.Done) and event.step < args.at:
+            kept = event.kept or [1] * len(event.tokens)
+            started |= {uid for uid, gained in zip(batches[event.step].uids, kept, strict=True) if gained}
+    was = measure(trace, trace.spec.page_size, args.at, arrivals, started)
+    first = 0 if future.restarted else args.at
+    would = measure(future.events, future.spec.page_size, first, arrivals, started)
+    table = Table(box=None, pad_edge=False)
+    table.add_column(f"from step {args.at} on")
+    table.add_column("as it was", justify="right")
+    table.add_column(escape(" ".join(args.overrides) or "the same options"), justify="right")
+    for name, one, other in (
+        ("steps", str(was.steps), str(would.steps)),
+        ("time to first token, ms: median", _ms(was.first_token_times, 0.5), _ms(would.first_token_times, 0.5)),
+        ("99 %", _ms(was.first_token_times, 0.99), _ms(would.first_token_times, 0.99)),
+        ("time between tokens, ms: median", _ms(was.gaps, 0.5), _ms(would.gaps, 0.5)),
+        ("99 %", _ms(was.gaps, 0.99), _ms(would.gaps, 0.99)),
+        ("prompt tokens from the cache", _share(was), _share(would)),
+        ("retractions", str(was.retractions), str(would.retractions)),
+    ):
+        table.add_row(name, one, other)
+    out.print(table)
+    if future.misses is not None:
+        out.print(
+            f"\nThe run can't be repeated from its trace: step {future.misses} differs. A trace does not say which "
+            "requests were choices of one HTTP request, or had a grammar, and policies may read the clock.",
+            style="yellow",
+        )
+    elif future.restarted:
+        out.print(f"\nThe pool is empty at step {args.at}: the open requests are computed again.")
+    elif future.departs is None:
+        out.print("\nThe steps are the same.")
+    else:
+        out.print(f"\nThe first step with other rows is step {future.departs}.")
+    out.print("Times of steps that differ from the recorded ones are estimated from these.", style="dim")
+
+
+def _ms(values: list[float], share: float) -> str:
+    return f"{1000 * sorted(values)[min(int(share * len(values)), len(values) - 1)]:.1f}" if values else "–"
+
+
+def _share(m: Measures) -> str:
+    return f"{100 * m.cached_tokens / m.prompt_tokens:.0f} %" if m.prompt_tokens else "–"
