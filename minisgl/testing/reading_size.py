@@ -30,7 +30,7 @@ from minisgl.testing.serving import Server
 ROOT = Path(__file__).resolve().parent.parent.parent
 AROUND = ("bench", "trace", "testing", "cluster")
 """The folders of ``minisgl`` that are around the engine."""
-OPTIONS = ("attention=torch", "cache=radix", "device=cpu")
+OPTIONS = ("attention=torch", "cache=radix", "device=cpu", "live=off")
 PLAIN = (*OPTIONS, "kernels=torch", "tokenizer=plain")
 """The options of the plain engine: its layers and its tokenizer are those of the core."""
 PLAIN_SERVER = (*PLAIN, "server.extensions=[]")

@@ -74,9 +74,14 @@ def recorded(seed: int, *, jobs: int = 12, spread: int = 30, **options: Any) -> 
 
 
 def plain(events: Sequence[ev.Line], stop_id: int) -> list[Any]:
-    """Return events without times and checksums, and without tokens that no request gained."""
+    """Return events without times and checksums, and without tokens that no request gained.
+
+    Counts of pages are left out: a turn of the loop that launches nothing and reads nothing may have some.
+    """
     out = []
     for event in events:
+        if isinstance(event, ev.Pool):
+            continue
         fields = {name: getattr(event, name) for name in event.__struct_fields__ if name not in ("t", "checksum")}
         if isinstance(event, ev.Add):
             fields.pop("cache_salt")
