@@ -102,6 +102,21 @@ def minisgl_find_model(name: str) -> Path | None:
     """
 
 
+@hookspec(firstresult=True)
+def minisgl_read_config(raw: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Give the content of a model's config.json the layout that `minisgl.models.config.ModelConfig` reads.
+
+    When: once in each rank's process, at start, before the model's class is chosen. The plugins are called one after
+    another, until one of them returns something. For example, a multimodal model has the sizes of its text part in
+    ``text_config``, and leaves out those that have a default in transformers.
+
+    - ``raw``: the content of config.json, which the plugin must not change.
+
+    Returns: the fields in the layout of a decoder, with ``architectures``; None: the plugin leaves it as it is. Raise
+    `ConfigError` for a value that the model can't have.
+    """
+
+
 @hookspec
 def minisgl_models() -> Mapping[str, type]:
     """Register model classes.

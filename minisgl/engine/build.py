@@ -107,7 +107,7 @@ def _assemble(
 ) -> TorchEngine:
     """Build the parts of an engine, load the weights, and then allocate the KV pool in the memory that is left."""
     manager.load_for_options(config)
-    path, model_config = setup.read_model(config)
+    path, model_config = setup.read_model(config, manager)
     dtype = setup.resolve_dtype(config, model_config, device)
     max_seq_len = setup.resolve_max_seq_len(config, model_config)
     eos = eos_ids(path)

@@ -86,14 +86,15 @@ def resolve_max_seq_len(config: Config, model: ModelConfig) -> int:
     return config.max_seq_len
 
 
-def read_model(config: Config) -> tuple[Path, ModelConfig]:
+def read_model(config: Config, manager: PluginManager) -> tuple[Path, ModelConfig]:
     """Return the path of the model and its configuration from config.json.
 
     The path is a directory, or the JSON file of a built-in model shape. Raises `ConfigError` if ``tp`` does not divide
     the query heads, or if of ``tp`` and the number of KV heads neither divides the other.
     """
     path = resolve_model(config.model)
-    model = ModelConfig.from_dir(path)
+    manager.load_all("models")
+    model = ModelConfig.from_dir(path, manager.hook.minisgl_read_config)
     if config.architecture is not None:
         model = replace(model, architecture=config.architecture)
     heads, kv_heads, tp = model.num_attention_heads, model.num_key_value_heads, config.tp

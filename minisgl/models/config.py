@@ -8,7 +8,7 @@ refused when the model is built (`minisgl.models.decoder`), so that a plugin may
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -128,14 +128,18 @@ class ModelConfig:
         return replace(self, **{name: getattr(new, name) for name in changed})
 
     @staticmethod
-    def from_dir(path: str | Path) -> ModelConfig:
-        """Read the configuration from a model's directory or from a config file. Raises `ConfigError`."""
+    def from_dir(path: str | Path, layout: Callable[..., Mapping[str, Any] | None] = lambda raw: None) -> ModelConfig:
+        """Read the configuration from a model's directory or from a config file. Raises `ConfigError`.
+
+        ``layout`` is the hook `minisgl_read_config`, which may change the layout of config.json.
+        """
         path = Path(path)
         file = path / "config.json" if path.is_dir() else path
         if not file.is_file():
             raise ConfigError(f"{path} has no config.json: name the directory that holds the model.")
         try:
-            return ModelConfig.from_dict(read_json(file))
+            raw = read_json(file)
+            return ModelConfig.from_dict(layout(raw=raw) or raw)
         except ConfigError as error:
             raise ConfigError(f"{file}: {error}") from None
 

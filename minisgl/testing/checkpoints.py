@@ -19,6 +19,9 @@ ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
 }
 """Short name → the architecture's name in config.json."""
 
@@ -46,6 +49,34 @@ _OWN: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 48,
         "norm_topk_prob": True,
+    },
+    "smollm3": {"no_rope_layers": [1, 0], "pad_token_id": 0},
+    "olmo3": {
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "sliding_window": 9,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 5e5,
+                "factor": 8.0,
+                "original_max_position_embeddings": 64,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+        "pad_token_id": 0,
+    },
+    "gemma3": {
+        "head_dim": 32,
+        "query_pre_attn_scalar": 24,
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "sliding_window": 9,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+        "pad_token_id": 0,
     },
 }
 _CHAT_TEMPLATE = (

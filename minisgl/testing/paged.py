@@ -69,7 +69,9 @@ class PagedModel:
     ):
         manager = manager or PluginManager.load()
         device = torch.device(device)
-        self.config = path if isinstance(path, ModelConfig) else ModelConfig.from_dir(path)
+        manager.load_all("models")
+        layout = manager.hook.minisgl_read_config
+        self.config = path if isinstance(path, ModelConfig) else ModelConfig.from_dir(path, layout)
         if moe is None and self.config.num_experts:
             moe = _make(manager, "moe", device=device)
         comm = comm or _make(manager, "communicator", rank=0, size=1, address="", device=device)
@@ -95,7 +97,6 @@ class PagedModel:
         converters.append(part)
         ctx = Context(comm, self.attention, device, dtype, lambda _: moe)
         kind: Any = manager.models()[self.config.architecture] if model is None else model
-        manager.load_all("models")
         manager.hook.minisgl_check_model(model=kind, config=self.config)
         self.model: Model = kind(self.config, ctx)
         self.bytes_read = 0

@@ -159,6 +159,20 @@ def test_minisgl_find_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         find(name="@big")
 
 
+def test_minisgl_read_config(tmp_path: Path) -> None:
+    path = tiny_checkpoint("llama", tmp_path)
+    with llm("minisgl_read_config", model=str(path)) as engine:
+        expected = engine.generate([[5, 6, 7]], GREEDY)[0].token_ids
+    file = path / "config.json"
+    old = {"hidden_size": "n_embd", "intermediate_size": "n_inner", "num_hidden_layers": "n_layer"}
+    raw = {old.get(name, name): value for name, value in json.loads(file.read_text()).items()}
+    file.write_text(json.dumps({**raw, "architectures": ["OldLlama"]}))
+    with llm("minisgl_read_config", model=str(path)) as engine:
+        assert engine.generate([[5, 6, 7]], GREEDY)[0].token_ids == expected
+    with pytest.raises(ConfigError, match="hidden_size must be"), llm("minisgl_check_model", model=str(path)):
+        pass
+
+
 def test_minisgl_check_model() -> None:
     refusal = "tutor can't be built: this machine must not serve models of this type"
     with pytest.raises(ConfigError, match=refusal), llm("minisgl_check_model"):

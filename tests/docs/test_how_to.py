@@ -26,8 +26,6 @@ BROKEN = [
     ("add_a_model", "gemma2.py", "if local and", "if False and", "the logits of position 9 are off"),
     ("add_a_model", "gemma2.py", "1 + self.weight", "self.weight", "the logits of position 0 are off"),
     ("add_a_model", "gemma2.py", "self.comm.all_reduce(y)", "y", "rank 0 of 2: the logits"),
-    ("add_a_model", "olmo3.py", "self.comm.size * self.weight.numel()", "self.total", "rank 0 of 4: the logits"),
-    ("add_a_model", "olmo3.py", "TYPES.index(kind)", "0", "the logits of position 1 are off"),
     (
         "add_a_model",
         "phi3.py",

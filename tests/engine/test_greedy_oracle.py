@@ -32,6 +32,12 @@ COVER = [
     ("qwen3", 16, 8192, False, "radix", 2),
     ("qwen3_moe", 1, 8192, False, "radix", 2),
     ("qwen3_moe", 16, 16, True, "naive", 1),
+    ("smollm3", 16, 16, False, "radix", 2),
+    ("smollm3", 1, 8192, True, "naive", 1),
+    ("olmo3", 1, 16, True, "radix", 2),
+    ("olmo3", 16, 8192, False, "naive", 1),
+    ("gemma3", 16, 16, True, "radix", 2),
+    ("gemma3", 1, 8192, False, "naive", 1),
 ]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
@@ -89,9 +95,10 @@ def test_promise_8_greedy_equals_transformers(
     assert all(len(output) == 12 for output in together)
 
 
-def test_promise_8_with_retractions(checkpoints: dict[str, tuple[Path, Oracle]]) -> None:
+@pytest.mark.parametrize("architecture", ["qwen3", "smollm3", "olmo3", "gemma3"])
+def test_promise_8_with_retractions(architecture: str, checkpoints: dict[str, tuple[Path, Oracle]]) -> None:
     """Retracted requests resume with the same tokens. The pool is too small for all requests, so some are retracted."""
-    path, oracle = checkpoints["qwen3"]
+    path, oracle = checkpoints[architecture]
     asked = prompts()[:12]
     long = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
     with LLM(str(path), overrides=["device=cpu", "page_size=4", "num_pages=50"]) as llm:

@@ -48,6 +48,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe-every-second": ("qwen3_moe", {"decoder_sparse_step": 2}),
     "qwen3-moe-some-dense": ("qwen3_moe", {"mlp_only_layers": [1]}),
     "qwen3-moe-stacked": ("qwen3_moe", {"fused_experts": True}),
+    "smollm3": ("smollm3", {}),
+    "smollm3-interval": ("smollm3", {"num_hidden_layers": 4, "no_rope_layers": None, "no_rope_layer_interval": 3}),
+    "smollm3-window": ("smollm3", {"use_sliding_window": True, "sliding_window": 9, "mlp_bias": True}),
+    "olmo3": ("olmo3", {}),
+    "gemma3": ("gemma3", {}),
+    "gemma3-untied": ("gemma3", {"tie_word_embeddings": False, "final_logit_softcapping": 5.0}),
+    "olmo3-many-kv-heads": ("olmo3", {"num_key_value_heads": 4, "layer_types": None, "num_hidden_layers": 4}),
 }
 LENGTHS = (70, 33, 5)
 

@@ -132,7 +132,7 @@ def test_suggestions(name: str, guess: str, tmp_path: Path, manager: PluginManag
     """Only a typing error in the option ``architecture`` is worth a suggestion."""
     path = tiny_checkpoint("llama", tmp_path)
     config = replace(options, model=str(path), architecture=name)
-    _, model = setup.read_model(config)
+    _, model = setup.read_model(config, manager)
     with pytest.raises(ConfigError, match=r"no plugin has a model class of that name\.") as refusal:
         setup.build_model(config, manager, path, model, None)  # type: ignore[arg-type]
     assert ("Did you mean" in str(refusal.value)) == bool(guess)
@@ -148,14 +148,14 @@ def test_suggestions(name: str, guess: str, tmp_path: Path, manager: PluginManag
     ],
     ids=lambda value: value["type"] if isinstance(value, dict) else "",
 )
-def test_max_seq_len(rope: dict[str, Any], limit: int, tmp_path: Path, options: Config) -> None:
+def test_max_seq_len(rope: dict[str, Any], limit: int, tmp_path: Path, manager: PluginManager, options: Config) -> None:
     """``max_seq_len`` may be as long as the scaling allows; the message says why dynamic scaling allows no more."""
     path = tiny_checkpoint("llama", tmp_path)
     raw = json.loads((path / "config.json").read_text())
     del raw["rope_parameters"]
     (path / "config.json").write_text(json.dumps({**raw, "rope_scaling": rope}))
     longest = replace(options, model=str(path), max_seq_len=limit)
-    _, model = setup.read_model(longest)
+    _, model = setup.read_model(longest, manager)
     assert setup.resolve_max_seq_len(longest, model) == model.max_len == limit
     too_long = replace(longest, max_seq_len=limit + 1)
     why = "RoPE scaling .dynamic. rotates every token" if rope["type"] == "dynamic" else f"the {limit} positions"

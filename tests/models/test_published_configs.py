@@ -75,6 +75,61 @@ QWEN3_MOE = QWEN3 | {
     "router_aux_loss_coef": 0.001,
 }
 
+SMOLLM3 = LLAMA | {
+    "architectures": ["SmolLM3ForCausalLM"],
+    "model_type": "smollm3",
+    "layer_types": ["full_attention"] * 4,
+    "max_position_embeddings": 65536,
+    "max_window_layers": 28,
+    "mlp_bias": False,
+    "no_rope_layer_interval": 4,
+    "no_rope_layers": [1, 1, 1, 0],
+    "pad_token_id": 0,
+    "pretraining_tp": 2,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 5000000.0,
+    "sliding_window": None,
+    "tie_word_embeddings": ...,
+    "use_sliding_window": False,
+}
+OLMO3 = {
+    "architectures": ["Olmo3ForCausalLM"],
+    "model_type": "olmo3",
+    "attention_bias": False,
+    "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+    "max_position_embeddings": 65536,
+    "num_key_value_heads": 4,
+    "pad_token_id": 0,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 500000,
+    "sliding_window": 8,
+}
+
+GEMMA3 = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "attention_bias": False,
+    "attn_logit_softcapping": None,
+    "cache_implementation": "hybrid",
+    "eos_token_id": [1, 106],
+    "final_logit_softcapping": None,
+    "head_dim": 32,
+    "hidden_act": ...,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 32768,
+    "num_hidden_layers": 6,
+    "num_key_value_heads": 1,
+    "pad_token_id": 0,
+    "query_pre_attn_scalar": 24,
+    "rms_norm_eps": 1e-6,
+    "rope_local_base_freq": 10000,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": 8,
+    "sliding_window_pattern": 6,
+    "tie_word_embeddings": ...,
+}
+
 
 def llama3_rope(factor: float) -> dict[str, Any]:
     """Return the RoPE scaling of Llama 3.1 (``factor`` 8) and 3.2 (32)."""
@@ -87,6 +142,10 @@ def yarn(factor: float, original: int, **fields: Any) -> dict[str, Any]:
     return {"factor": factor, "original_max_position_embeddings": original, "type": "yarn", **fields}
 
 
+BY_LAYER = {
+    "full_attention": {"rope_theta": 1e6, "rope_type": "linear", "factor": 8.0},
+    "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
+}
 SERVED: dict[str, dict[str, Any]] = {
     "LLaMA 7B": LLAMA | {"num_key_value_heads": ..., "rms_norm_eps": 1e-6, "max_sequence_length": 2048},
     "Llama 2 7B": LLAMA | {"num_key_value_heads": 4, "pretraining_tp": 1, "torch_dtype": "float16"},
@@ -130,6 +189,21 @@ SERVED: dict[str, dict[str, Any]] = {
     "Qwen3 30B-A3B": QWEN3_MOE,
     "Qwen3 Coder 30B-A3B": QWEN3_MOE
     | {"qkv_bias": False, "shared_expert_intermediate_size": 0, "use_qk_norm": True, "rope_theta": 10000000},
+    "Gemma 3 1B": GEMMA3,
+    "Gemma 3 270M": GEMMA3
+    | {"_sliding_window_pattern": 6, "layer_types": ["sliding_attention"] * 5 + ["full_attention"]},
+    "Gemma 3 by transformers 5": GEMMA3
+    | {"rope_parameters": BY_LAYER, "rope_theta": ..., "rope_local_base_freq": ..., "rope_scaling": ...},
+    "SmolLM3 3B": SMOLLM3,
+    "SmolLM3 3B base": SMOLLM3 | {"rope_theta": 2000000.0, "layer_types": ..., "no_rope_layers": ...},
+    "SmolLM3 3B with YaRN": SMOLLM3 | {"rope_scaling": yarn(2.0, 65536)},
+    "OLMo 3 7B": OLMO3 | {"rope_scaling": yarn(8.0, 8192, rope_type="yarn", attention_factor=1.2079441541679836)},
+    "OLMo 3 7B before its context was extended": OLMO3 | {"max_position_embeddings": 8192, "rope_scaling": None},
+    "OLMo 3 32B": OLMO3
+    | {
+        "rope_scaling": yarn(8.0, 8192, rope_type="yarn", attention_factor=1.2079441541679836),
+        "num_key_value_heads": 2,
+    },
 }
 """Model → fields of config.json that differ from `SIZES`; the value ``...`` removes a field."""
 
@@ -140,7 +214,6 @@ def refused(architecture: str, model_type: str, **fields: Any) -> dict[str, Any]
 
 
 LONGROPE = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
-BY_LAYER = {"full_attention": {"rope_theta": 1e6, "rope_type": "default"}, "sliding_attention": {"rope_theta": 1e4}}
 MLA = {"kv_lora_rank": 512, "q_lora_rank": None, "n_routed_experts": 8, "rope_scaling": yarn(40, 4096, mscale=0.707)}
 NESTED: dict[str, Any] = dict.fromkeys(SIZES, ...) | {"text_config": SIZES, "vision_config": {"hidden_size": 64}}
 REFUSED: dict[str, dict[str, Any]] = {
@@ -148,15 +221,13 @@ REFUSED: dict[str, dict[str, Any]] = {
     "Phi-4 mini": refused("Phi3ForCausalLM", "phi3", rope_scaling=LONGROPE, partial_rotary_factor=0.75),
     "Gemma 7B": refused("GemmaForCausalLM", "gemma", head_dim=256, hidden_activation=None),
     "Gemma 2 2B": refused("Gemma2ForCausalLM", "gemma2", final_logit_softcapping=30.0, query_pre_attn_scalar=256),
-    "Gemma 3 1B": refused("Gemma3ForCausalLM", "gemma3_text", rope_local_base_freq=10000, sliding_window=512),
-    "Gemma 3 by transformers 5": refused("Gemma3ForCausalLM", "gemma3_text", rope_parameters=BY_LAYER),
-    "Gemma 3 4B": refused("Gemma3ForConditionalGeneration", "gemma3", **NESTED),
+    "a Gemma 3 that embeds texts": GEMMA3 | {"use_bidirectional_attention": True},
+    "a Gemma 3 with capped scores": GEMMA3 | {"attn_logit_softcapping": 50.0},
     "Llama 4 Scout": refused("Llama4ForConditionalGeneration", "llama4", **NESTED),
     "Mistral Small 3.1": refused("Mistral3ForConditionalGeneration", "mistral3", **NESTED),
     "Granite 3.3 8B": refused("GraniteForCausalLM", "granite", embedding_multiplier=12.0, logits_scaling=16.0),
     "Granite 4 tiny": refused("GraniteMoeHybridForCausalLM", "granitemoehybrid", position_embedding_type="nope"),
     "OLMo 2 7B": refused("Olmo2ForCausalLM", "olmo2", rope_theta=500000),
-    "OLMo 3 7B": refused("Olmo3ForCausalLM", "olmo3", rope_scaling=yarn(8.0, 8192), sliding_window=4096),
     "Command R": refused("CohereForCausalLM", "cohere", logit_scale=0.0625, rms_norm_eps=...),
     "InternLM2 7B": refused("InternLM2ForCausalLM", "internlm2", rope_scaling={"type": "dynamic", "factor": 2.0}),
     "InternLM3 8B": refused("InternLM3ForCausalLM", "internlm3", rope_scaling={"type": "dynamic", "factor": 6.0}),
@@ -167,7 +238,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "MiniCPM4 8B": refused("MiniCPMForCausalLM", "minicpm", rope_scaling={**LONGROPE, "rope_type": "longrope"}),
     "StarCoder2 7B": refused("Starcoder2ForCausalLM", "starcoder2", hidden_act="gelu_pytorch_tanh", use_bias=True),
     "StableLM 2": refused("StableLmForCausalLM", "stablelm", partial_rotary_factor=0.25, layer_norm_eps=1e-5),
-    "SmolLM3 3B": refused("SmolLM3ForCausalLM", "smollm3", no_rope_layers=[1, 1, 1, 0], no_rope_layer_interval=4),
     "Mixtral 8x7B": refused("MixtralForCausalLM", "mixtral", num_local_experts=8, sliding_window=None),
     "Qwen1.5 MoE": refused("Qwen2MoeForCausalLM", "qwen2_moe", num_experts=60, shared_expert_intermediate_size=48),
     "Qwen3-Next": refused("Qwen3NextForCausalLM", "qwen3_next", partial_rotary_factor=0.25, num_experts=512),
@@ -223,7 +293,7 @@ def test_served(name: str, tmp_path: Path, manager: PluginManager) -> None:
 
 def build(config: Config, manager: PluginManager) -> None:
     """Build the model of ``config`` as far as the choice of its class."""
-    path, model = setup.read_model(config)
+    path, model = setup.read_model(config, manager)
     setup.build_model(config, manager, path, model, None)  # type: ignore[arg-type]
 
 

@@ -215,7 +215,7 @@ def test_names_of_a_base_model(architecture: str, tmp_path: Path, manager: Plugi
     whole: Any = transformers.AutoModelForCausalLM.from_pretrained(path)
     whole.model.save_pretrained(path)
     assert "embed_tokens.weight" in load_file(path / SINGLE)
-    config = setup.read_model(Config(model=str(path)))[1]
+    config = setup.read_model(Config(model=str(path)), manager)[1]
     assert config.architecture.endswith("Model")
 
     def build(comm: Communicator | None = None) -> Tensor:

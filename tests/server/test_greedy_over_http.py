@@ -25,6 +25,9 @@ COVER = [
     ("tutor", 16, 8192, True, "radix", 2),
     ("qwen3", 16, 8192, False, "naive", 1),
     ("qwen3_moe", 1, 16, True, "radix", 1),
+    ("smollm3", 16, 16, True, "radix", 1),
+    ("olmo3", 1, 16, False, "radix", 2),
+    ("gemma3", 16, 16, True, "radix", 1),
 ]
 
 

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from minisgl.hooks import hookimpl
-from minisgl.layers import AttentionLayer, Context, RMSNorm, RoPE, RopeConfig
+from minisgl.layers import AttentionLayer, Context, RMSNorm, RopeConfig
 from minisgl.layers.weight_shards import WeightShard
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
-
-TYPES = ("full_attention", "sliding_attention")
+from minisgl.plugins.models.layer_types import RoPEByLayerType, TypedAttention
 
 
 class ProjectionNorm(nn.Module):
@@ -23,57 +22,45 @@ class ProjectionNorm(nn.Module):
     def __init__(self, total: int, start: int, here: int, eps: float, ctx: Context):
         super().__init__()
         self.comm, self.total, self.start, self.eps = ctx.comm, total, start, eps
-        self.weight = nn.Parameter(torch.empty(here, dtype=ctx.dtype, device=ctx.device), requires_grad=False)
+        self.weight = ctx.parameter(here)
 
     def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
+        """Yield the weights of this rank's features."""
         yield WeightShard.part(f"{prefix}weight", (self.total,), 0, self.start, self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [tokens, here]; the mean is over the features of all ranks. KV heads may be on several ranks each."""
+        """Normalise x [tokens, here]; the mean is over the features of all ranks.
+
+        Several ranks may have the same KV head. All heads are then on equally many ranks, so the mean is that of each
+        head counted once.
+        """
         wide = x.float()
         squares = self.comm.all_reduce(wide.square().sum(-1, keepdim=True))
         count = self.comm.size * self.weight.numel()
         return (self.weight.float() * wide * torch.rsqrt(squares / count + self.eps)).to(x.dtype)
 
 
-class OlmoRoPE(nn.Module):
-    """The tables of both layer types, side by side: [tokens, 2·head_dim]."""
-
-    def __init__(self, config: ModelConfig, ctx: Context):
-        super().__init__()
-        # Before transformers 5, config.json has one set of parameters, and its scaling is for full attention only.
-        plain = RopeConfig(rope_theta=config.rope.rope_theta)
-        ropes = config.rope_by_layer_type or {"full_attention": config.rope, "sliding_attention": plain}
-        self.tables = [RoPE(ropes[kind], config.head_dim, config.max_len, ctx.device) for kind in TYPES]
-
-    def forward(self, positions: Tensor) -> Tensor:
-        return torch.cat([table(positions) for table in self.tables], dim=-1)
-
-
-class OlmoAttention(AttentionLayer):
+class OlmoAttention(TypedAttention):
     """Attention with the table of the layer's type, and norms of the whole query and key projections."""
 
     def __init__(self, index: int, kind: str, config: ModelConfig, ctx: Context):
-        c, dim = config, config.head_dim
-        heads = (c.num_attention_heads, c.num_key_value_heads, dim)
+        c, bias = config, config.attention_bias
+        heads = (c.num_attention_heads, c.num_key_value_heads, c.head_dim)
         window = c.need("sliding_window") if kind == "sliding_attention" else -1
-        bias = c.attention_bias
-        super().__init__(index, c.hidden_size, *heads, ctx, qkv_bias=bias, out_bias=bias, window=window)
-        self.table = TYPES.index(kind)
+        super().__init__(index, c.hidden_size, *heads, ctx, kind=kind, window=window, qkv_bias=bias, out_bias=bias)
         # The parts of the merged projection: name, rows of all ranks, this rank's first row, number of its rows.
         (_, *q), (_, *k), _ = self.qkv_proj.parts
         self.q_norm = ProjectionNorm(*q, c.rms_norm_eps, ctx)
         self.k_norm = ProjectionNorm(*k, c.rms_norm_eps, ctx)
 
     def attend(self, qkv: Tensor, cos_sin: Tensor, out_cache_loc: Tensor) -> Tensor:
-        dim = self.spec.head_dim
-        q, k, v = qkv.split([self.spec.q_heads * dim, self.spec.kv_heads * dim, self.spec.kv_heads * dim], dim=-1)
-        own = cos_sin[:, self.table * dim : (self.table + 1) * dim].contiguous()
-        return super().attend(torch.cat((self.q_norm(q), self.k_norm(k), v), dim=-1), own, out_cache_loc)
+        """Normalise queries and keys, then compute `TypedAttention.attend`."""
+        q, k, v = self.heads(qkv)
+        return super().attend(torch.cat((self.q_norm(q), self.k_norm(k), v), dim=-1), cos_sin, out_cache_loc)
 
 
 class OlmoLayer(nn.Module):
-    """One layer: each sub-layer's whole sum is normalized, then added to x [tokens, hidden]."""
+    """One layer: each sub-layer's whole sum is normalised, then added to x [tokens, hidden]."""
 
     def __init__(self, attention: AttentionLayer, mlp: nn.Module, config: ModelConfig, ctx: Context):
         super().__init__()
@@ -82,13 +69,14 @@ class OlmoLayer(nn.Module):
         self.post_feedforward_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ctx)
 
     def forward(self, x: Tensor, residual: None, cos_sin: Tensor, out_cache_loc: Tensor) -> tuple[Tensor, None]:
+        """Compute the layer of x [tokens, hidden], the whole residual stream; ``residual`` stays None."""
         y = self.comm.all_reduce(self.self_attn(x, cos_sin, out_cache_loc))
         x = x + self.post_attention_layernorm(y)
         return x + self.post_feedforward_layernorm(self.comm.all_reduce(self.mlp(x))), None
 
 
 class Olmo3ForCausalLM(Decoder):
-    """`Decoder` with OLMo 3's layers and tables."""
+    """OLMo 3: `Decoder` with its own layers and a table for each layer type."""
 
     model_type = "olmo3"
     defaults: ClassVar[Mapping[str, Any]] = {
@@ -100,9 +88,17 @@ class Olmo3ForCausalLM(Decoder):
     }
 
     def rotary_embedding(self) -> nn.Module:
-        return OlmoRoPE(self.config, self.ctx)
+        """Build both tables.
+
+        Before transformers 5, config.json had one set of parameters, and its scaling was for full attention only.
+        """
+        c = self.config
+        plain = RopeConfig(rope_theta=c.rope.rope_theta)
+        ropes = c.rope_by_layer_type or {"full_attention": c.rope, "sliding_attention": plain}
+        return RoPEByLayerType(ropes, c.head_dim, c.max_len, self.ctx.device)
 
     def block(self, index: int) -> nn.Module:
+        """Build layer ``index``: without ``layer_types``, every fourth layer has full attention."""
         c = self.config
         kind = c.layer_type(index) or ("full_attention" if index % 4 == 3 else "sliding_attention")
         return OlmoLayer(OlmoAttention(index, kind, c, self.ctx), self.mlp(index), c, self.ctx)
@@ -110,4 +106,5 @@ class Olmo3ForCausalLM(Decoder):
 
 @hookimpl
 def minisgl_models() -> Mapping[str, type]:
+    """Register the architecture."""
     return {"Olmo3ForCausalLM": Olmo3ForCausalLM}
