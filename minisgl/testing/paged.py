@@ -70,8 +70,8 @@ class PagedModel:
         manager = manager or PluginManager.load()
         device = torch.device(device)
         manager.load_all("models")
-        layout = manager.hook.minisgl_read_config
-        self.config = path if isinstance(path, ModelConfig) else ModelConfig.from_dir(path, layout)
+        read_config = manager.hook.minisgl_read_config
+        self.config = path if isinstance(path, ModelConfig) else ModelConfig.from_dir(path, read_config)
         if moe is None and self.config.num_experts:
             moe = _make(manager, "moe", device=device)
         comm = comm or _make(manager, "communicator", rank=0, size=1, address="", device=device)
