@@ -48,10 +48,10 @@ class OlmoAttention(TypedAttention):
         heads = (c.num_attention_heads, c.num_key_value_heads, c.head_dim)
         window = c.need("sliding_window") if kind == "sliding_attention" else -1
         super().__init__(index, c.hidden_size, *heads, ctx, kind=kind, window=window, qkv_bias=bias, out_bias=bias)
-        # The parts of the merged projection: name, rows of all ranks, this rank's first row, number of its rows.
-        (_, *q), (_, *k), _ = self.qkv_proj.parts
-        self.q_norm = ProjectionNorm(*q, c.rms_norm_eps, ctx)
-        self.k_norm = ProjectionNorm(*k, c.rms_norm_eps, ctx)
+        # Of each part of the merged projection: rows of all ranks, this rank's first row, number of its rows.
+        q, k, _ = (part[1:] for part in self.qkv_proj.parts)
+        self.q_norm = ProjectionNorm(*q, c.rms_norm_eps, ctx)  # type: ignore[assignment]
+        self.k_norm = ProjectionNorm(*k, c.rms_norm_eps, ctx)  # type: ignore[assignment]
 
     def attend(self, qkv: Tensor, cos_sin: Tensor, out_cache_loc: Tensor) -> Tensor:
         """Normalise queries and keys, then compute `TypedAttention.attend`."""
