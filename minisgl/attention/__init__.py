@@ -8,7 +8,7 @@ knows none of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
@@ -59,6 +59,7 @@ class AttnNeeds:
     fused_rows: int = 0
     """Up to this number of decode rows, `attend` may read and store KV in one launch. No row of such a step may read
     what another row of it stores, so all rows must be of different requests."""
+    sinks: bool = False  # whether the backend computes `LayerSpec.sinks`; a model that has some is refused if not
     refuse: str = ""  # why the backend cannot run on this machine; "": it can
 
 
@@ -73,6 +74,10 @@ class LayerSpec:
     scale: float  # factor of the scores q·k
     window: int = -1  # sliding window: number of positions that a query attends to, its own included; -1: no window
     soft_cap: float = 0.0  # a score s becomes soft_cap · tanh(s / soft_cap); 0: no cap
+    sinks: Tensor | None = field(default=None, compare=False, repr=False)
+    """[q_heads] the score of each head's attention sink, or None: one more summand exp(sink) of the softmax's
+    denominator, to which no value belongs. So the weights of a head may sum to less than 1 (gpt-oss, 2025; Xiao et al.,
+    StreamingLLM, 2023). A model's parameter, in any dtype, filled when the weights are loaded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,6 +154,11 @@ def _allocate_pool(
 ) -> EngineSpec:
     """Allocate the KV pool: as many pages as the options say or as fit, on all ranks. Return the engine's sizes."""
     layers, needs = model.attention_layers(), attention.needs()
+    if not needs.sinks and any(layer.sinks is not None for layer in layers):
+        raise ConfigError(
+            f"The layers of {config.model} have attention sinks, which the attention backend "
+            f"{type(config.attention).__name__.lower()} does not compute here: use attention=torch."
+        )
     shape = (len(layers), config.page_size, layers[0].kv_heads, layers[0].head_dim)
     reserved = needs.workspace + _state_bytes(config, max_seq_len, vocab_size, rank)
     pages = setup.size_pool(config, KVPool.page_bytes(*shape, ctx.dtype), max_seq_len, ctx.device, reserved)

@@ -116,7 +116,7 @@ class ToolParser(Protocol):
     """What a plugin of the group ``tool_parser`` builds.
 
     ``special`` are the special tokens that ``reader`` must find in the text: they are not skipped while there are
-    tools.
+    tools. A parser whose attribute ``reads_all`` is true reads the answers of chats without tools, too.
     """
 
     special: Sequence[str]
@@ -139,7 +139,8 @@ class ToolParser(Protocol):
 class ReasoningParser(Protocol):
     """What a plugin of the group ``reasoning_parser`` builds.
 
-    ``after`` is the token that ends the reasoning, and ``opener`` the one that begins it.
+    ``after`` is the token that ends the reasoning, and ``opener`` the one that begins it. An empty ``after``: there is
+    no such token, so that an answer can't follow a grammar.
     """
 
     after: str

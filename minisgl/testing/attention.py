@@ -36,10 +36,12 @@ class AttentionCase:
     window: int = -1
     soft_cap: float = 0.0
     dtype: torch.dtype = torch.float32
+    sinks: bool = False  # whether each head has an attention sink
 
     def __str__(self) -> str:
         rows = "_".join(f"{before}+{count}" for before, count in self.rows)
         extra = f"-window{self.window}" * (self.window >= 0) + f"-cap{self.soft_cap:g}" * (self.soft_cap > 0)
+        extra += "-sinks" * self.sinks
         heads = f"{self.q_heads}x{self.kv_heads}x{self.head_dim}"
         return f"{rows}-page{self.page_size}-heads{heads}{extra}-{str(self.dtype).removeprefix('torch.')}"
 
@@ -57,6 +59,9 @@ CASES: tuple[AttentionCase, ...] = (
     replace(_MIXED, window=10, soft_cap=2.0),
     _LONG,
     replace(_LONG, window=50, page_size=1),
+    replace(_MIXED, sinks=True),
+    replace(_MIXED, q_heads=8, kv_heads=1, window=10, sinks=True),
+    replace(_LONG, soft_cap=2.0, sinks=True),
     *(replace(case, dtype=torch.bfloat16) for case in (_MIXED, _LONG)),
 )
 """The default cases. A backend with limits is tested only with the cases that its ``needs()`` allow."""
@@ -104,6 +109,9 @@ def prepare_case(
     layer = LayerSpec(
         1, case.q_heads, case.kv_heads, case.head_dim, case.head_dim**-0.5, window=case.window, soft_cap=case.soft_cap
     )
+    if case.sinks:  # scores are about 1: some sinks take little of the softmax, and some most of it
+        sinks = torch.linspace(-2, 9, case.q_heads, device=device)
+        layer = replace(layer, sinks=sinks)
     before, counts = (np.array(column, np.int32) for column in zip(*case.rows, strict=True))
     seq_lens = before + counts
     columns = [-(-int(n) // case.page_size) for n in seq_lens]
@@ -139,7 +147,7 @@ def prepare_case(
         _dense(q[a:b].to(device), k.to(device), v.to(device), layer).cpu()
         for a, b, k, v in zip(cu_seqlens_q[:-1].tolist(), cu_seqlens_q[1:].tolist(), keys, values, strict=True)
     ]
-    layers = (replace(layer, index=0, window=-1, soft_cap=0.0), layer)
+    layers = (replace(layer, index=0, window=-1, soft_cap=0.0, sinks=None), layer)
     return PreparedCase(pool, layers, batch, q.to(device), torch.cat(expected))
 
 
@@ -158,7 +166,10 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, layer: LayerSpec) -> Tensor:
     mask = key <= position
     if layer.window >= 0:
         mask &= key > position - layer.window
-    return torch.einsum("hnl,lhd->nhd", scores.masked_fill(~mask, float("-inf")).softmax(-1), v)
+    scores = scores.masked_fill(~mask, float("-inf"))
+    if layer.sinks is not None:
+        scores = torch.cat((scores, layer.sinks.double()[:, None, None].expand(*scores.shape[:-1], 1)), dim=-1)
+    return torch.einsum("hnl,lhd->nhd", scores.softmax(-1)[..., : len(k)], v)
 
 
 class _Dense(AttentionBackend):
@@ -216,7 +227,7 @@ class AttentionConformance:
     cases = CASES
     """The cases to test. Leave out the cases that your backend does not support.
 
-    The kit itself skips the page sizes and dtypes that the backend's ``needs()`` exclude.
+    The kit itself skips the page sizes, dtypes and sinks that the backend's ``needs()`` exclude.
     """
     tolerance = 1e-5
     """``atol`` and ``rtol`` of torch.isclose in float32 cases. In bfloat16 cases, 2e-2 is used for each of them."""
@@ -229,7 +240,8 @@ class AttentionConformance:
         """Return the cases that the backend's ``needs()`` allow. Raise AssertionError if there are none."""
         needs = self.make().needs()
         sizes, dtypes = needs.page_sizes, needs.kv_dtypes
-        found = [case for case in self.cases if sizes is None or case.page_size in sizes]
+        found = [case for case in self.cases if needs.sinks or not case.sinks]
+        found = [case for case in found if sizes is None or case.page_size in sizes]
         found = [case for case in found if dtypes is None or case.dtype in dtypes]
         assert found, (
             f"no case has a page size of {sizes} and a dtype of {dtypes}, which needs() requires: set `cases` to cases "

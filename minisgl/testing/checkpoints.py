@@ -22,6 +22,7 @@ ARCHITECTURES = {
     "smollm3": "SmolLM3ForCausalLM",
     "olmo3": "Olmo3ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
 }
 """Short name → the architecture's name in config.json."""
 
@@ -77,6 +78,21 @@ _OWN: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         },
         "pad_token_id": 0,
+    },
+    "gpt_oss": {
+        "head_dim": 32,
+        "intermediate_size": 64,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 3,
+        "sliding_window": 9,
+        "swiglu_limit": 1.0,  # low, so that many gates are clamped
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1.5e4,
+            "factor": 8.0,
+            "original_max_position_embeddings": 64,
+            "truncate": False,
+        },
     },
 }
 _CHAT_TEMPLATE = (

@@ -71,6 +71,8 @@ def _fits(name: str, needs: AttnNeeds, pool: KVPool, layers: Sequence[LayerSpec]
     """Return whether the backend ``name`` can serve this pool and these layers."""
     if needs.refuse or needs.layout != pool.layout:
         return False
+    if not needs.sinks and any(layer.sinks is not None for layer in layers):
+        return False
     if needs.page_sizes is not None and pool.page_size not in needs.page_sizes:
         return False
     if needs.kv_dtypes is not None and pool.dtype not in needs.kv_dtypes:

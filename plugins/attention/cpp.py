@@ -65,6 +65,7 @@ class CppAttention(AttentionBackend):
             kv_dtypes=dtypes,
             workspace=prefill.workspace,
             graph=True,
+            sinks=prefill.sinks,
             refuse=self._refuse(prefill) or prefill.refuse,
         )
 

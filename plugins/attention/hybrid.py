@@ -66,6 +66,7 @@ class HybridBackend(AttentionBackend):
             shared_prefix=decode.shared_prefix,
             device_lengths=decode.device_lengths,
             fused_rows=decode.fused_rows,
+            sinks=prefill.sinks and decode.sinks,
             refuse=refuse,
         )
 

@@ -82,6 +82,7 @@ class SparseAttention(AttentionBackend):
             kv_dtypes=(torch.float32,),
             workspace=prefill.workspace,
             graph=True,
+            sinks=prefill.sinks,
             refuse=refuse or prefill.refuse,
         )
 
@@ -158,12 +159,18 @@ class SparseAttention(AttentionBackend):
             scores = (scores / layer.soft_cap).tanh_().mul_(layer.soft_cap)
         if group.padding is not None:
             scores = scores.masked_fill(group.padding, -torch.inf)
+        weights = scores.softmax(1)
+        if (
+            layer.sinks is not None
+        ):  # the sink's part of the softmax belongs to no value: the weights sum to less than 1
+            sinks = layer.sinks.float().repeat(len(bags) // layer.q_heads)
+            weights = weights * (scores.logsumexp(1) - sinks).sigmoid().unsqueeze(1)
         return torch.nn.functional.embedding_bag(
             group.reads,
             values,
             group.ends,
             mode="sum",
-            per_sample_weights=scores.softmax(1).flatten(),
+            per_sample_weights=weights.flatten(),
             include_last_offset=True,
         )
 

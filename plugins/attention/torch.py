@@ -67,7 +67,7 @@ class TorchAttention(AttentionBackend):
     def needs(self) -> AttnNeeds:
         # On a CPU a simulated graph records ``forward`` as one launch. On a GPU a graph would record kernels whose
         # number and shapes depend on the lengths of the rows.
-        return AttnNeeds(graph=self.device.type == "cpu")
+        return AttnNeeds(graph=self.device.type == "cpu", sinks=True)
 
     def bind(self, pool: KVPool, layers: Sequence[LayerSpec], keys: Sequence[GraphKey]) -> None:
         super().bind(pool, layers, keys)
@@ -207,24 +207,42 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: Group, laye
     else:
         x = q.view(group.blocks, group.q_len, layer.q_heads, layer.head_dim).transpose(1, 2)
     attention = torch.nn.functional.scaled_dot_product_attention
-    if layer.soft_cap:
-        y = capped_attention(x, k, v, group.mask, layer.scale, layer.soft_cap)
+    if layer.soft_cap or layer.sinks is not None:
+        sinks = layer.sinks
+        if sinks is not None:  # as the queries: [kv_heads, queries, 1] or [q_heads, 1, 1]
+            sinks = sinks.float().view(layer.kv_heads, -1, 1) if group.q_len == 1 else sinks.float().view(-1, 1, 1)
+        y = plain_attention(x, k, v, group.mask, layer.scale, layer.soft_cap, sinks)
     else:
         y = attention(x, k, v, attn_mask=group.mask, scale=layer.scale, enable_gqa=group.q_len > 1)
     return (y if group.q_len == 1 else y.transpose(1, 2)).reshape(q.shape)
 
 
-def capped_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, cap: float
+def plain_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    cap: float,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Compute attention with soft-capped scores: cap · tanh(score / cap) before the softmax (Gemma 2, 2024).
+    """Compute attention with soft-capped scores (Gemma 2, 2024) or sinks (gpt-oss, 2025), or both.
 
-    The shapes and the boolean ``mask`` are those of torch's scaled_dot_product_attention, which has no soft cap.
+    The shapes and the boolean ``mask`` are those of torch's scaled_dot_product_attention, which has neither. ``cap`` 0:
+    the scores are not capped. ``sinks`` is float32 and has the shape of ``q`` for each row, but 1 in places of equal
+    sinks: [heads, queries or 1, 1].
     """
     group_size = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group_size, dim=1), v.repeat_interleave(group_size, dim=1)
-    scores = (q.float() @ k.float().transpose(-1, -2)).mul_(scale / cap).tanh_().mul_(cap)
-    return scores.masked_fill_(~mask, float("-inf")).softmax(-1).to(v.dtype) @ v
+    scores = (q.float() @ k.float().transpose(-1, -2)).mul_(scale)
+    if cap:
+        scores = scores.div_(cap).tanh_().mul_(cap)
+    scores = scores.masked_fill_(~mask, float("-inf"))
+    if sinks is None:
+        weights = scores.softmax(-1)
+    else:  # one more column takes part in the softmax; no value belongs to it
+        weights = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), dim=-1).softmax(-1)[..., :-1]
+    return weights.to(v.dtype) @ v
 
 
 @hookimpl

@@ -93,10 +93,12 @@ class Tools(HttpExtension):
             parser = None
         is_open = parser is not None and parser.is_open(end)
         special = self._special if body.skip_special_tokens else ()
-        begun = body.begun
-        if self._reasoning_parser is not None and self._reasoning_parser.after in begun:
-            begun = begun.rpartition(self._reasoning_parser.after)[2].lstrip()
-        return ToolForm(choice, self._tool_parser if choice.tools else None, parser, is_open, special, begun)
+        begun, after = body.begun, "" if self._reasoning_parser is None else self._reasoning_parser.after
+        if after and after in begun:
+            begun = begun.rpartition(after)[2].lstrip()
+        reads_all = getattr(self._tool_parser, "reads_all", False)
+        tool_parser = self._tool_parser if choice.tools or reads_all else None
+        return ToolForm(choice, tool_parser, parser, is_open, special, begun)
 
     def _end_of_prompt(self, body: ChatRequest) -> str:
         """Return the end of the prompt of a chat with the same template variables, which is short.
@@ -220,7 +222,7 @@ def _wrong(field: str, message: str, code: str = "invalid_value") -> ApiError:
 
 
 class ToolForm(AnswerForm):
-    """The form of a chat's answer. ``parser`` is None for a chat that may call no tool.
+    """The form of a chat's answer. ``parser`` is None for a chat that may call no tool, unless it reads all answers.
 
     ``reasoning`` is None if the model does not think; ``is_open``: the answer begins within its reasoning. ``special``
     are the texts of special tokens that the client does not want to see. ``begun`` is the text, without reasoning, that
@@ -246,6 +248,12 @@ class ToolForm(AnswerForm):
 
     def params(self, params: SamplingParams) -> SamplingParams:
         grammar, choice = params.grammar, self._choice
+        if self._reasoning is not None and not self._reasoning.after and (grammar is not None or choice.is_forced):
+            raise _wrong(
+                "tool_choice" if grammar is None else grammar.field,
+                "It can't be used with this model: its reasoning ends with no token after which a grammar could begin.",
+                "unsupported_parameter",
+            )
         if grammar is not None:
             grammar = msgspec.structs.replace(grammar, prefix=self._begun)
         if self._parser is not None and (choice.is_forced or grammar is not None):

@@ -12,12 +12,14 @@ from minisgl.server.answer import ReasoningParser
 
 @dataclass
 class Auto:
-    """``think`` if the chat template has ``</think>``, otherwise none.
+    """``harmony`` if the chat template has channels, ``think`` if it has ``</think>``, otherwise none.
 
     A template that only removes what is before ``</think>`` from earlier answers is that of DeepSeek R1.
     """
 
     def build(self, template: str, build_other: Callable[[str], ReasoningParser]) -> ReasoningParser | None:
+        if "<|channel|>" in template and "<|message|>" in template:
+            return build_other("harmony")
         if "</think>" not in template:
             return None
         return build_other("think" if "<think>" in template else "deepseek_r1")

@@ -10,7 +10,7 @@ from typing import Any
 from minisgl.hooks import hookimpl
 from minisgl.server.answer import ToolParser
 
-FAMILIES = ("hermes", "qwen3_coder", "mistral", "llama3")
+FAMILIES = ("harmony", "hermes", "qwen3_coder", "mistral", "llama3")
 """The modules of the parsers, each with a function that says whether a template writes its form. The first is taken."""
 
 

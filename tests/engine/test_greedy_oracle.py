@@ -38,6 +38,8 @@ COVER = [
     ("olmo3", 16, 8192, False, "naive", 1),
     ("gemma3", 16, 16, True, "radix", 2),
     ("gemma3", 1, 8192, False, "naive", 1),
+    ("gpt_oss", 1, 16, True, "radix", 2),
+    ("gpt_oss", 16, 8192, False, "naive", 1),
 ]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
@@ -95,7 +97,7 @@ def test_promise_8_greedy_equals_transformers(
     assert all(len(output) == 12 for output in together)
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "smollm3", "olmo3", "gemma3"])
+@pytest.mark.parametrize("architecture", ["qwen3", "smollm3", "olmo3", "gemma3", "gpt_oss"])
 def test_promise_8_with_retractions(architecture: str, checkpoints: dict[str, tuple[Path, Oracle]]) -> None:
     """Retracted requests resume with the same tokens. The pool is too small for all requests, so some are retracted."""
     path, oracle = checkpoints[architecture]

@@ -52,6 +52,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3-interval": ("smollm3", {"num_hidden_layers": 4, "no_rope_layers": None, "no_rope_layer_interval": 3}),
     "smollm3-window": ("smollm3", {"use_sliding_window": True, "sliding_window": 9, "mlp_bias": True}),
     "olmo3": ("olmo3", {}),
+    "gpt-oss": ("gpt_oss", {}),
     "gemma3": ("gemma3", {}),
     "gemma3-untied": ("gemma3", {"tie_word_embeddings": False, "final_logit_softcapping": 5.0}),
     "olmo3-many-kv-heads": ("olmo3", {"num_key_value_heads": 4, "layer_types": None, "num_hidden_layers": 4}),

@@ -130,6 +130,34 @@ GEMMA3 = {
     "tie_word_embeddings": ...,
 }
 
+GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "attention_bias": True,
+    "experts_per_token": 4,
+    "head_dim": 32,
+    "initial_context_length": 4096,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "max_position_embeddings": 131072,
+    "num_experts_per_tok": 4,
+    "num_local_experts": 8,
+    "output_router_logits": False,
+    "pad_token_id": 0,
+    "rms_norm_eps": 1e-5,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    "rope_theta": 150000,
+    "router_aux_loss_coef": 0.9,
+    "sliding_window": 8,
+    "swiglu_limit": 7.0,
+}
+
 
 def llama3_rope(factor: float) -> dict[str, Any]:
     """Return the RoPE scaling of Llama 3.1 (``factor`` 8) and 3.2 (32)."""
@@ -190,6 +218,8 @@ SERVED: dict[str, dict[str, Any]] = {
     "Qwen3 Coder 30B-A3B": QWEN3_MOE
     | {"qkv_bias": False, "shared_expert_intermediate_size": 0, "use_qk_norm": True, "rope_theta": 10000000},
     "Gemma 3 1B": GEMMA3,
+    "gpt-oss 20B": GPT_OSS,
+    "gpt-oss 120B": GPT_OSS | {"num_local_experts": 12, "num_hidden_layers": 4},
     "Gemma 3 270M": GEMMA3
     | {"_sliding_window_pattern": 6, "layer_types": ["sliding_attention"] * 5 + ["full_attention"]},
     "Gemma 3 by transformers 5": GEMMA3
@@ -243,7 +273,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "Qwen3-Next": refused("Qwen3NextForCausalLM", "qwen3_next", partial_rotary_factor=0.25, num_experts=512),
     "DeepSeek V2 Lite": refused("DeepseekV2ForCausalLM", "deepseek_v2", **MLA),
     "DeepSeek V3": refused("DeepseekV3ForCausalLM", "deepseek_v3", **MLA | {"q_lora_rank": 1536}),
-    "gpt-oss 20B": refused("GptOssForCausalLM", "gpt_oss", rope_scaling=yarn(32.0, 4096, truncate=False)),
     "Ministral 3": refused("Ministral3ForCausalLM", "ministral3", rope_parameters=yarn(16.0, 16384)),
     "GPT-2": refused("GPT2LMHeadModel", "gpt2", n_head=12, num_attention_heads=...),
     "Mamba": refused("MambaForCausalLM", "mamba", num_attention_heads=...),

@@ -28,6 +28,7 @@ COVER = [
     ("smollm3", 16, 16, True, "radix", 1),
     ("olmo3", 1, 16, False, "radix", 2),
     ("gemma3", 16, 16, True, "radix", 1),
+    ("gpt_oss", 1, 16, True, "radix", 2),
 ]
 
 

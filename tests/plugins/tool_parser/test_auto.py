@@ -7,6 +7,7 @@ import pytest
 from minisgl.plugin_manager.manager import PluginManager
 
 TOOLS = [
+    ("harmony", """{{- "<|start|>assistant<|channel|>final<|message|>" + message.content + "<|end|>" }}"""),
     ("hermes", r"""{{- "return a json object\n<tool_call>\n{\"name\": <function-name>, \"arguments\": <args>}\n" }}"""),
     ("hermes", """{{- '<tool_call>\\n{"name": "' + call.name + '", "arguments": ' + call.arguments | tojson }}"""),
     ("llama3", """{{- 'Respond in the format {"name": function name, "parameters": dictionary' }}<|eot_id|>"""),

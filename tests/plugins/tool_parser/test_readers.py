@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from minisgl.plugins.http.tools import WithoutSpecial
 from minisgl.plugins.reasoning_parser.think import ThinkReader
+from minisgl.plugins.tool_parser.harmony import HarmonyReader
 from minisgl.plugins.tool_parser.hermes import HermesParser, HermesReader
 from minisgl.plugins.tool_parser.llama3 import Llama3Parser, Llama3Reader
 from minisgl.plugins.tool_parser.mistral import MistralParser, MistralReader
@@ -23,6 +24,8 @@ from minisgl.tokenizer.chat import ChatTemplate
 TOOLS = frozenset({"f", "get_weather"})
 Readers = dict[str, Callable[[], AnswerReader]]
 READERS: Readers = {
+    "harmony": lambda: HarmonyReader(TOOLS, None, thinks=True),
+    "harmony once": lambda: HarmonyReader(TOOLS, 1),
     "hermes": lambda: HermesReader(TOOLS, None),
     "hermes once": lambda: HermesReader(TOOLS, 1),
     "llama3": lambda: Llama3Reader(TOOLS, None),
@@ -75,6 +78,25 @@ def read(name: str, *pieces: str) -> list[Any]:
 
 
 CASES: list[tuple[str, str, list[Any] | None]] = [
+    ("harmony", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>",
+     [("reasoning", "Hm."), ("content", "Yes.")]),
+    ("harmony", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.f "
+     f"<|constrain|>json<|message|>{ARGUMENTS}<|call|>", [("reasoning", "Hm."), CALL_F]),
+    ("harmony", " to=functions.get_weather<|channel|>commentary json<|message|>{}<|call|>", [CALL_G]),
+    ("harmony", "<|channel|>commentary to=functions.get_weather<|message|><|call|>", [CALL_G]),
+    ("harmony", "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.f<|channel|>commentary"
+     f"<|message|>{ARGUMENTS}", [("content", "I look."), CALL_F]),
+    ("harmony", "<|channel|>commentary<|message|>One.<|end|><|start|>assistant<|channel|>final<|message|>Two.",
+     [("content", "One.\nTwo.")]),
+    ("harmony", "<|channel|>commentary to=functions.other<|message|>{}<|call|>", [("content", "{}")]),
+    ("harmony", "<|channel|>final<|message|>a < b <|e", [("content", "a < b <|e")]),
+    ("harmony", "<|channel|>analysis<|message|>cut", [("reasoning", "cut")]),
+    ("harmony", "<|channel|>fin", []),
+    ("harmony", "No channel.", None),
+    ("harmony", "assist", None),
+    ("harmony", "to=" + "x" * 300, None),
+    ("harmony once", f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=functions.f<|message|>{ARGUMENTS}"
+     "<|call|><|start|>assistant to=functions.f<|message|>{}<|call|>", [("content", "Hm."), CALL_F]),
     ("hermes", "Hello", [("content", "Hello")]),
     ("hermes", f"<tool_call>\n{F}\n</tool_call>", [CALL_F]),
     ("hermes", f"I call.\n\n<tool_call>{F}</tool_call>\n", [("content", "I call."), CALL_F]),
@@ -149,7 +171,8 @@ def test_whole_and_split(name: str, text: str, expected: list[Any] | None) -> No
 PIECES = ["<function=f>", "<parameter=", "a>", "b>", "</parameter>", "</function>", "<tool_call>",
           "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<think>", "</think>", F, G, "{",
           "}", '{"name": "f", "', 'arguments": {', 'parameters": {', "[", "]", ",", ";", " ", "\n", "f", "text", '"',
-          "\\", "<|eot|>", "<|e"]  # fmt: skip
+          "\\", "<|eot|>", "<|e", "<|channel|>", "<|message|>", "<|start|>", "<|end|>", "assistant", " to=functions.f",
+          "analysis"]  # fmt: skip
 
 
 @given(st.sampled_from(sorted(READERS)), st.lists(st.sampled_from(PIECES), max_size=9), st.data())

@@ -46,6 +46,7 @@ struct Problem {
   int64_t q_stride, out_stride, table_stride;  // in elements, between tokens or between rows of the page table
   int page_size, q_heads, kv_heads, dim, window;
   float scale, soft_cap;
+  const float* sinks;  // [q_heads] the score of each head's sink; nullptr: the layer has none
 
   int Group() const { return q_heads / kv_heads; }
   int NumQueries(int row) const { return cu_seqlens_q[row + 1] - cu_seqlens_q[row]; }
@@ -293,8 +294,11 @@ void Merge(const Problem& p, const Item* first, int count, float* partials) {
     for (int j = 0; j < queries; ++j, total += dim + 2) {
       T* out = static_cast<T*>(p.out) + (p.cu_seqlens_q[first->row] + first->token + j / group) * p.out_stride +
                static_cast<int64_t>((first->head + h) * group + j % group) * dim;
+      // A sink is one more summand of the denominator. No value belongs to it.
+      const int q_head = (first->head + h) * group + j % group;
+      const float sink = p.sinks == nullptr || total[1] == 0 ? 0 : std::exp(p.sinks[q_head] - total[0]);
       // A padding row of length 0 attends to nothing; its result is 0.
-      const float factor = total[1] == 0 ? 0 : 1 / total[1];
+      const float factor = total[1] == 0 ? 0 : 1 / (total[1] + sink);
       for (int d = 0; d < dim; d += kLanes) Store(Load(total + 2 + d) * factor, out + d);
     }
   }
@@ -363,17 +367,21 @@ void Run(const Problem& p, int rows, int64_t threads) {
 
 void PagedAttention(TensorView q, TensorView out, TensorView keys, TensorView values, TensorView page_table,
                     TensorView req_pool_indices, TensorView seq_lens, TensorView cu_seqlens_q, double scale,
-                    int64_t window, double soft_cap, int64_t threads) {
+                    int64_t window, double soft_cap, TensorView sinks, int64_t threads) {
   Check(q, "q", 3, 1), Check(out, "out", 3, 1), Check(keys, "keys", 4), Check(values, "values", 4);
   Check(page_table, "page_table", 2, 1), Check(req_pool_indices, "req_pool_indices", 1);
-  Check(seq_lens, "seq_lens", 1), Check(cu_seqlens_q, "cu_seqlens_q", 1);
+  Check(seq_lens, "seq_lens", 1), Check(cu_seqlens_q, "cu_seqlens_q", 1), Check(sinks, "sinks", 1);
+  if (!IsFloat32(sinks) || (sinks.size(0) != 0 && sinks.size(0) != q.size(1))) {
+    TVM_FFI_THROW(ValueError) << "sinks must be float32, one for each query head or none";
+  }
   const Problem p{q.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(),
                   Int32(page_table, "page_table"), Int32(req_pool_indices, "req_pool_indices"),
                   Int32(seq_lens, "seq_lens"), Int32(cu_seqlens_q, "cu_seqlens_q"),
                   q.stride(0), out.stride(0), page_table.stride(0),
                   static_cast<int>(keys.size(1)), static_cast<int>(q.size(1)), static_cast<int>(keys.size(2)),
                   static_cast<int>(q.size(2)), static_cast<int>(window),
-                  static_cast<float>(scale), static_cast<float>(soft_cap)};
+                  static_cast<float>(scale), static_cast<float>(soft_cap),
+                  sinks.size(0) == 0 ? nullptr : Data<float>(sinks)};
   if (p.dim % kMultiple != 0) TVM_FFI_THROW(ValueError) << "head_dim must be a multiple of " << kMultiple;
   SameType(q, out, "out"), SameType(q, keys, "keys"), SameType(q, values, "values");
   WithElementType(q, "q", [&](auto element) { Run<decltype(element)>(p, seq_lens.size(0), threads); });

@@ -36,6 +36,7 @@ def paged_attention(q: Tensor, out: Tensor, keys: Tensor, values: Tensor, batch:
     head_dim]. All four are float32 or all four bfloat16; sums are in float32. The cost grows with the product of
     query tokens and positions of each row, so the function is meant for rows of few query tokens.
     """
+    sinks = torch.empty(0) if layer.sinks is None else layer.sinks.float()
     compiled().paged_attention(
         q,
         out,
@@ -48,6 +49,7 @@ def paged_attention(q: Tensor, out: Tensor, keys: Tensor, values: Tensor, batch:
         layer.scale,
         layer.window,
         layer.soft_cap,
+        sinks,
         torch.get_num_threads(),
     )
 
