@@ -10,6 +10,7 @@
 # make check-cluster  the tests with the router smg and on Ray Serve, which it installs first (102 MB, 489 MB)
 # make check-schemas  answers of 500 random JSON schemas with each plugin of the group grammar, read by jsonschema
 # make check-clients  the clients that people use, each with its own code, on a server; installs them first (1.5 GB)
+# make check-api  2,000 random requests to the routes of /openapi.json: no error of the server (schemathesis)
 # make check-nodes  servers whose ranks torchrun starts: killed ranks, cut links, wrong secrets; takes minutes
 # make soak       10,000 random schedules on the simulated engine, and 20 times the random workloads of the scheduler's tests
 # make lint       linter and type checker
@@ -85,7 +86,8 @@ check-cluster: $(TOOLS)
 
 # A virtual environment for each file of requirements/, because some clients exclude others, and a folder of npm packages.
 CLIENTS := tests/clients
-ENVIRONMENTS := $(patsubst $(CLIENTS)/requirements/%.txt,.venv-clients/%/.installed,$(wildcard $(CLIENTS)/requirements/*.txt))
+ENVIRONMENTS := $(patsubst $(CLIENTS)/requirements/%.txt,.venv-clients/%/.installed,\
+  $(filter-out %/api.txt,$(wildcard $(CLIENTS)/requirements/*.txt)))
 
 check-clients: $(TOOLS) $(ENVIRONMENTS) $(CLIENTS)/node_modules/.package-lock.json
 	MINISGL_RECORD=$(MINISGL_RECORD) $(BIN)/python -m pytest -q $(CLIENTS) $(ARGS)
@@ -100,6 +102,9 @@ check-clients: $(TOOLS) $(ENVIRONMENTS) $(CLIENTS)/node_modules/.package-lock.js
 $(CLIENTS)/node_modules/.package-lock.json: $(CLIENTS)/package.json
 	npm install --prefix $(CLIENTS) --no-package-lock --no-audit --no-fund --silent
 	@touch $@
+
+check-api: $(TOOLS) .venv-clients/api/.installed
+	$(BIN)/python -m tests.clients.check_api $(ARGS)
 
 check-nodes: $(TOOLS)
 	$(BIN)/python -m pytest -q tests/server/check_nodes.py $(ARGS)

@@ -62,7 +62,9 @@ def _decode_fields(
 
 
 def _whole(value: Any) -> Any:
-    """Return a number such as 3.0 as an integer: JSON makes no difference. Any other value stays as it is."""
+    """Return a number such as 3.0 as an integer, also in lists: JSON makes no difference. Other values stay."""
+    if isinstance(value, list) and any(isinstance(each, float | list) for each in value):
+        return [_whole(each) for each in value]
     return int(value) if isinstance(value, float) and abs(value) < 2**53 and value.is_integer() else value
 
 

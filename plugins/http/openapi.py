@@ -18,8 +18,11 @@ from fastapi.routing import APIRoute
 
 from minisgl import hookimpl
 from minisgl.config import Config
+from minisgl.core import EngineSpec
 from minisgl.plugins.http.admin import AbortBody
 from minisgl.plugins.http.answer_format import READERS
+from minisgl.plugins.http.apis.messages_request import CountTokensRequest, MessagesRequest
+from minisgl.plugins.http.apis.responses_request import ResponsesRequest
 from minisgl.plugins.http.compatible import HINTS
 from minisgl.plugins.http.tokenize import DetokenizeBody, TokenizeBody
 from minisgl.sampling_params import SamplingParams
@@ -36,6 +39,9 @@ BODIES: Mapping[str, type[msgspec.Struct]] = MappingProxyType(
         "/tokenize": TokenizeBody,
         "/detokenize": DetokenizeBody,
         "/abort_request": AbortBody,
+        "/v1/responses": ResponsesRequest,
+        "/v1/messages": MessagesRequest,
+        "/v1/messages/count_tokens": CountTokensRequest,
     }
 )
 """Route → the struct of its body. The body of another route is described as any object."""
@@ -64,18 +70,38 @@ BOUNDS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "stop_token_ids": {"items": _TOKEN_ID, "maxItems": SamplingParams.MAX_STOP_TOKEN_IDS},
         "allowed_token_ids": {"items": _TOKEN_ID, "minItems": 1, "maxItems": SamplingParams.MAX_ALLOWED},
         "bad_words": {"maxItems": SamplingParams.MAX_BAD_WORDS},
-        "messages": {"minItems": 1},
     }
 )
 """Parameter → the bounds of its values, in the words of JSON Schema."""
 _PROMPT = {
     "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": _TOKEN_ID},
-        {"type": "array", "items": {"type": "string"}},
-        {"type": "array", "items": {"type": "array", "items": _TOKEN_ID}},
+        {"type": "string", "minLength": 1},
+        {"type": "array", "items": _TOKEN_ID, "minItems": 1},
+        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
+        {"type": "array", "items": {"type": "array", "items": _TOKEN_ID, "minItems": 1}, "minItems": 1},
     ]
 }
+_TEXT = {"type": "string"}
+_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": _TEXT},
+    "required": ["type", "text"],
+    "additionalProperties": False,
+}
+_CONTENT = {"anyOf": [_TEXT, {"type": "array", "items": _PART}, {"type": "null"}]}
+_MESSAGES = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "properties": {
+            "role": {"type": "string"},
+            "content": _CONTENT,
+        },
+        "required": ["role"],
+    },
+}
+"""The messages of a chat. Which other fields they have depends on their role and on the model's chat template."""
 _ERROR = {
     "type": "object",
     "required": ["error"],
@@ -92,6 +118,16 @@ _ERROR = {
         }
     },
 }
+OVERRIDES: Mapping[tuple[type, str], Mapping[str, Any]] = MappingProxyType(
+    {
+        (CompletionRequest, "prompt"): _PROMPT,
+        (ChatRequest, "messages"): _MESSAGES,
+        (TokenizeBody, "messages"): {"anyOf": [_MESSAGES, {"type": "null"}]},
+        (DetokenizeBody, "tokens"): {"type": "array", "items": _TOKEN_ID},
+        (ResponsesRequest, "input"): {"anyOf": [_TEXT, {"type": "array", "items": {"type": "object"}}]},
+    }
+)
+"""(body, parameter) → its schema, which the type of the field does not have."""
 
 
 @hookimpl
@@ -113,7 +149,9 @@ class OpenApi(HttpExtension):
 
         @router.api_route("/openapi.json", methods=GET_OR_HEAD, include_in_schema=False)
         async def openapi() -> Response:
-            return Json(description(route for each in self._routers for route in each.routes))
+            made = description(route for each in self._routers for route in each.routes)
+            spec = api.dispatcher.spec
+            return Json(made if spec is None else with_sizes(made, spec))
 
         @router.api_route("/docs", methods=GET_OR_HEAD, include_in_schema=False)
         async def docs() -> Response:
@@ -135,6 +173,18 @@ def description(routes: Iterable[Any]) -> dict[str, Any]:
         "paths": paths,
         "components": {"schemas": {**_parts(), **schemas, "Error": _ERROR}},
     }
+
+
+def with_sizes(schema: Any, spec: EngineSpec) -> Any:
+    """Return a description with the sizes of the engine: its token ids, and the longest list of them."""
+    if isinstance(schema, dict):
+        if schema == _TOKEN_ID:
+            return {**schema, "maximum": spec.vocab_size - 1}
+        found = {name: with_sizes(value, spec) for name, value in schema.items()}
+        if schema.get("items") == _TOKEN_ID and "maxItems" not in schema:
+            found["maxItems"] = spec.max_tokens_per_request
+        return found
+    return [with_sizes(each, spec) for each in schema] if isinstance(schema, list) else schema
 
 
 def _operation(route: APIRoute, path: str, method: str) -> dict[str, Any]:
@@ -180,8 +230,7 @@ def body_schema(kind: type[msgspec.Struct]) -> dict[str, Any]:
     properties: dict[str, Any] = {}
     for name, field in made["properties"].items():
         schema = {**field, **BOUNDS.get(name, {})} if "anyOf" not in field else _with_bounds(field, name)
-        if name == "prompt" and kind is CompletionRequest:
-            schema = _PROMPT
+        schema = dict(OVERRIDES.get((kind, name), schema))
         required = name in made.get("required", ())
         properties[name] = schema if required or not schema.keys() - {"default"} else {"anyOf": [schema, _NULL]}
     if issubclass(kind, GenerateRequest):
@@ -191,7 +240,7 @@ def body_schema(kind: type[msgspec.Struct]) -> dict[str, Any]:
         "type": "object",
         "properties": properties,
         "required": made.get("required", []),
-        "additionalProperties": False,
+        "additionalProperties": {"type": "null"},  # as if it were missing
     }
 
 

@@ -33,6 +33,11 @@ def is_person(value: Any, answer: str) -> None:
     assert len(value["name"]) <= 8 and 0 <= value["age"] <= 9
 
 
+def is_count(value: Any, answer: str) -> None:
+    """Check the tokens of a prompt: counted before, and as the answer's usage."""
+    assert value[0] == value[1] > 0
+
+
 def begins_object(value: Any, answer: str) -> None:
     assert re.match(r'\{("|\}$)', value), value  # `max_tokens` may cut it
 
@@ -71,6 +76,10 @@ CHECKS: dict[str, Check] = {
     "schema": is_person,
     "streamed_schema": is_person,
     "json_object": begins_object,
+    "json_in_markdown": is_text,
+    "parallel_tools": is_text,
+    "streamed_agent": is_turn,
+    "counted": is_count,
     "schema_by_tool": is_person,
     "schema_by_strict_tool": is_person,
     "responses_schema": is_person,

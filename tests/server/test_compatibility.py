@@ -95,3 +95,15 @@ def test_openapi(tutor: Server) -> None:
             for fields in ({"n": 0}, {"temperature": "hot"}, {"colour": 1}, {"top_p": 0}, {"allowed_token_ids": []}):
                 assert not validator.is_valid({**body, **fields}), fields
                 assert http.post(path, json={**body, **fields}).status_code == 400
+
+
+def test_the_description_has_the_sizes_of_the_model(tutor: Server) -> None:
+    """Token ids are those of its vocabulary, and bodies of other APIs are described."""
+    with httpx.Client(base_url=tutor.url, timeout=60) as http:
+        schemas = http.get("/openapi.json").json()["components"]["schemas"]
+        tokens = schemas["DetokenizeBody"]["properties"]["tokens"]
+        assert {"ResponsesRequest", "MessagesRequest", "CountTokensRequest"} <= schemas.keys()
+        most = tokens["items"]["maximum"]
+        answers = [http.post("/detokenize", json={"tokens": ids}) for ids in ([most], [float(most)], [most + 1])]
+        assert [answer.status_code for answer in answers] == [200, 200, 400]
+        assert http.post("/detokenize", json={"tokens": [1] * (tokens["maxItems"] + 1)}).status_code == 400

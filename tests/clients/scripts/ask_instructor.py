@@ -1,6 +1,7 @@
 """The package ``instructor``, with the package ``openai``."""
 
 import contextlib
+from collections.abc import Iterable
 from typing import Any
 
 import instructor
@@ -31,6 +32,30 @@ def json_object() -> Any:
     given: dict[str, Any] = {"model": MODEL, "messages": USER, "max_tokens": 20, "response_model": Person}
     with contextlib.suppress(IncompleteOutputException, InstructorRetryException):
         patched.chat.completions.create(**given, max_retries=0)
+    return texts[0]
+
+
+@case
+def json_in_markdown() -> Any:
+    """Return the text that the server sent: a block of JSON is only asked for in the prompt."""
+    texts = []
+    patched = instructor.from_openai(client, mode=instructor.Mode.MD_JSON)
+    patched.on("completion:response", lambda answer: texts.append(answer.choices[0].message.content))
+    given: dict[str, Any] = {"model": MODEL, "messages": USER, "max_tokens": 20, "response_model": Person}
+    with contextlib.suppress(IncompleteOutputException, InstructorRetryException):
+        patched.chat.completions.create(**given, max_retries=0)
+    return texts[0]
+
+
+@case
+def parallel_tools() -> Any:
+    """Return the text that the server sent: the library lets the model choose, and ``tutor`` calls nothing."""
+    texts = []
+    patched = instructor.from_openai(client, mode=instructor.Mode.PARALLEL_TOOLS)
+    patched.on("completion:response", lambda answer: texts.append(answer.choices[0].message.content))
+    given: dict[str, Any] = {"model": MODEL, "messages": USER, "max_tokens": 20, "response_model": Iterable[Person]}
+    with contextlib.suppress(IncompleteOutputException, InstructorRetryException):
+        list(patched.chat.completions.create(**given, max_retries=0))
     return texts[0]
 
 

@@ -4,6 +4,7 @@ import functools
 import operator
 from typing import Any
 
+import openai
 from cases import KEY, MODEL, QUESTION, URL, Person, add, called, case, run
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
@@ -48,6 +49,16 @@ def streamed_tools() -> Any:
 @case
 def schema_by_tool() -> Any:
     return llm.with_structured_output(Person, method="function_calling").invoke(QUESTION).model_dump()
+
+
+@case
+def json_object() -> Any:
+    """Return the text that the server sent: the schema is in no prompt, so the model may not follow it."""
+    bound = llm.with_structured_output(Person, method="json_mode", include_raw=True)
+    try:
+        return bound.invoke(f"{QUESTION} Answer in JSON.")["raw"].content
+    except openai.LengthFinishReasonError as error:
+        return error.completion.choices[0].message.content
 
 
 @case

@@ -76,4 +76,20 @@ def agent() -> Any:
     return {"call": called(call.function.name, call.function.arguments), "text": second.choices[0].message.content}
 
 
+@case
+def streamed_agent() -> Any:
+    """Do the same, with both answers streamed."""
+    given: dict[str, Any] = {"model": MODEL, "max_tokens": 100, "tools": [ADD]}
+    with client.chat.completions.stream(
+        **given, messages=USER, tool_choice="required", parallel_tool_calls=False
+    ) as first:
+        message = first.get_final_completion().choices[0].message
+    (call,) = message.tool_calls or []
+    sent = {"role": "assistant", "tool_calls": [call.model_dump(exclude={"function": {"parsed_arguments"}})]}
+    result = {"role": "tool", "tool_call_id": call.id, "content": "5"}
+    chunks = client.chat.completions.create(**given, messages=[*USER, sent, result], tool_choice="none", stream=True)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    return {"call": called(call.function.name, call.function.arguments), "text": text}
+
+
 run()

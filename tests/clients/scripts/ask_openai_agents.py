@@ -60,6 +60,29 @@ async def agent() -> Any:
 
 
 @case
+async def streamed_agent() -> Any:
+    """Do the same, with both answers streamed."""
+    calls = []
+
+    @function_tool
+    def add(a: Literal[1, 2], b: Literal[3, 4]) -> int:
+        """Add two numbers."""
+        calls.append(called("add", {"a": a, "b": b}))
+        return a + b
+
+    forced = ModelSettings(temperature=0, max_tokens=100, tool_choice="required", parallel_tool_calls=False)
+    agent = Agent("a", model=model(), model_settings=forced, tools=[add])
+    ran = Runner.run_streamed(agent, QUESTION, max_turns=3)
+    pieces = [
+        event.data.delta
+        async for event in ran.stream_events()
+        if event.type == "raw_response_event" and event.data.type == "response.output_text.delta"
+    ]
+    assert "".join(pieces) == ran.final_output
+    return {"call": calls[0], "text": ran.final_output}
+
+
+@case
 async def responses() -> Any:
     client = AsyncOpenAI(base_url=URL, api_key=KEY, max_retries=0)
     agent = Agent("a", model=OpenAIResponsesModel(MODEL, client), model_settings=settings)

@@ -50,6 +50,27 @@ async def tools() -> Any:
 
 
 @case
+async def streamed_agent() -> Any:
+    """Call a tool, and stream the answer to its result. The call is forced in the first request only."""
+    calls = []
+
+    def add(a: Literal[1, 2], b: Literal[3, 4]) -> int:
+        """Add two numbers."""
+        calls.append(called("add", {"a": a, "b": b}))
+        return a + b
+
+    def choose(context: Any) -> ModelSettings:
+        choice: Any = "required" if context.run_step <= 1 else "none"
+        return ModelSettings(temperature=0, max_tokens=100, tool_choice=choice, parallel_tool_calls=False)
+
+    model = OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=URL, api_key=KEY))
+    made = Agent(model, model_settings=choose, retries=0, tools=[add])
+    async with made.run_stream(QUESTION) as result:
+        pieces = [piece async for piece in result.stream_text(delta=True, debounce_by=None)]
+    return {"call": calls[0], "text": "".join(pieces)}
+
+
+@case
 async def responses() -> Any:
     model = OpenAIResponsesModel(MODEL, provider=OpenAIProvider(base_url=URL, api_key=KEY))
     return (await Agent(model, model_settings=settings).run(QUESTION)).output
