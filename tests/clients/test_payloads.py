@@ -134,8 +134,15 @@ def check_response(body: dict[str, Any], response: httpx.Response) -> None:
 
 
 def check_messages(body: dict[str, Any], response: httpx.Response) -> None:
-    """Check the order of the events of Anthropic's API: blocks begin, grow and end one after the other."""
-    assert body["stream"]
+    """Check a message of Anthropic's API. In a stream, blocks begin, grow and end one after the other."""
+    if not body.get("stream"):
+        answer = response.json()
+        schemas = {tool["name"]: tool["input_schema"] for tool in body.get("tools", [])}
+        calls = [[b["name"], json.dumps(b["input"])] for b in answer["content"] if b["type"] == "tool_use"]
+        forced = body.get("tool_choice", {"type": "auto"})["type"] in ("any", "tool")
+        check_calls(schemas, calls, forced, cut=answer["stop_reason"] == "max_tokens")
+        assert answer["usage"]["output_tokens"] > 0
+        return
     found = [json.loads(each) for each in events(response)]
     kinds = [event["type"] for event in found if event["type"] != "ping"]
     assert kinds[0] == "message_start" and kinds[-2:] == ["message_delta", "message_stop"]
@@ -152,11 +159,17 @@ def check_messages(body: dict[str, Any], response: httpx.Response) -> None:
     assert found[-2]["usage"]["output_tokens"] > 0
 
 
+def check_count(body: dict[str, Any], response: httpx.Response) -> None:
+    assert response.json()["input_tokens"] > 0
+
+
 CHECKS: dict[str, Callable[[dict[str, Any], httpx.Response], None]] = {
     "/v1/chat/completions": check_chat,
     "/v1/completions": check_completion,
     "/v1/responses": check_response,
+    "/v1/messages": check_messages,
     "/v1/messages?beta=true": check_messages,
+    "/v1/messages/count_tokens": check_count,
 }
 """Path → the check of an answer."""
 
