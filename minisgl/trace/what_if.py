@@ -12,7 +12,7 @@ proposer depended on. If such a thing mattered, the repetition differs from the 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -178,10 +178,10 @@ class _Replay:
         if not 0 <= at <= len(self.batches):
             raise TraceError(f"--at {at}: {trace.name} has the steps 0 to {len(self.batches) - 1}.")
         self.times, self.clock = _Times(trace), _Clock()
-        words = _words(trace)
+        chosen = {word.partition("=")[0] for word in self.overrides}
         self.manager = PluginManager.load()
-        self.config = compose(self.manager, words)
-        self.new_config = compose(self.manager, [*words, *self.overrides])
+        self.config = compose(self.manager, _words(trace))
+        self.new_config = compose(self.manager, [*_words(trace, chosen), *self.overrides])
         self.future = Future(trace.spec, at, [])
         self._waiting = sorted(self.recorded.values(), key=lambda each: each.place)
         self._open: dict[int, _Recorded] = {}
@@ -224,6 +224,8 @@ class _Replay:
                 self.future.misses = step
             else:
                 self.future.departs = step
+        if self._follows and step in self.times.launch:
+            self.clock.now = batch.t = max(self.clock.now, self.times.launch[step])
         if self._follows and step in self.times.read:
             self._last_end = self.times.read[step]
         else:
@@ -244,9 +246,6 @@ class _Replay:
                 changed = True
             self._deliver()
             if self.scheduler.has_work:
-                step = self._base + self.scheduler.next_step_id
-                if self._follows and step in self.times.launch:
-                    self.clock.now = max(self.clock.now, self.times.launch[step])
                 self.scheduler.step()
             elif self._waiting:
                 self.clock.now = max(self.clock.now, self._waiting[0].added.t)
@@ -367,13 +366,15 @@ def _requests(trace: Trace) -> dict[int, _Recorded]:
     return found
 
 
-def _words(trace: Trace) -> list[str]:
-    """Return the options of a record, as on the command line."""
+def _words(trace: Trace, chosen: Collection[str] = ()) -> list[str]:
+    """Return the options of a record, as on the command line, without the parts of the groups ``chosen``."""
     options = trace.header.options
     words = [f"plugins=[{','.join(each['path'] for each in trace.header.plugins)}]"] if trace.header.plugins else []
     words += [f"{name}={_word(options[name])}" for name in CARRIED if name in options]
     words += [f"num_pages={trace.spec.num_pages}"]
     for group in PARTS:
+        if group in chosen:
+            continue
         part = dict(options.get(group) or {})
         if not part:
             raise TraceError(f"{trace.name} does not say which {group} it had: its run can't be repeated.")

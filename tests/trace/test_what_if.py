@@ -105,6 +105,8 @@ def test_same_options_repeat_the_run() -> None:
         with no_lookahead():
             future = what_if(trace, random.Random(seed).randrange(steps), same)
         assert (future.misses, future.departs) == (None, None), f"seed {seed}"
+        times = [[event.t for event in events if isinstance(event, ev.Batch)] for events in (future.events, trace)]
+        assert times[0] == times[1], f"seed {seed}"
         assert plain(future.events, 40) == plain(trace.events, 40), f"seed {seed}"
 
 
@@ -171,5 +173,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert "time to first token" in out
         assert main(["what-if", str(path), "--at", "6"]) == 0
         assert "The steps are the same." in capsys.readouterr().out
+        assert main(["what-if", str(path), "--at", "6", "cache=naive"]) == 0
+        assert "computed again" in capsys.readouterr().out
     assert main(["what-if", str(path), "--at", "999999"]) == 2
     assert main(["what-if", str(path), "--at", "1", "scheduler=nonsense"]) == 2
