@@ -106,14 +106,12 @@ def minisgl_find_model(name: str) -> Path | None:
 def minisgl_read_config(raw: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Give the content of a model's config.json the layout that `minisgl.models.config.ModelConfig` reads.
 
-    When: once in each rank's process, at start, before the model's class is chosen. The plugins are called one after
-    another, until one of them returns something. For example, a multimodal model has the sizes of its text part in
-    ``text_config``, and leaves out those that have a default in transformers.
+    When: once in each rank's process, before the model's class is chosen, until a plugin returns something. An example:
+    a multimodal model has ``text_config``.
 
     - ``raw``: the content of config.json, which the plugin must not change.
 
-    Returns: the fields in the layout of a decoder, with ``architectures``; None: the plugin leaves it as it is. Raise
-    `ConfigError` for a value that the model can't have.
+    Returns: the fields of a decoder, with ``architectures``. None: as it is. Raise `ConfigError` for a wrong value.
     """
 
 
@@ -305,8 +303,7 @@ def minisgl_pages_cached(step: int, req: Req, pages: I32, start: int, cached_pag
 def minisgl_pages_evicted(step: int, pages: I32) -> None:
     """Observe the eviction of pages from the prefix cache.
 
-    When: when too few pages are free for an allocation, just before the allocation, or when the cache is emptied. The
-    evicted pages are free now.
+    When: just before an allocation for which too few pages are free, and when the cache is emptied. They are free now.
 
     - ``step``: number of the step that is being built.
     - ``pages``: the evicted pages, int32 ``[pages]``.
