@@ -263,7 +263,7 @@ class PluginManager:
 
     def _exports(self, made: Any) -> bool:
         """Return whether the metrics of a part are exported already."""
-        return any(isinstance(p, _PartMetrics) and p.part is made for p in self._manager.get_plugins())
+        return any(isinstance(p, _PartMetrics) and p.part is made for _, p in self._manager.list_name_plugin())
 
     def observe(self, config: Config, spec: EngineSpec, link: Link | None = None) -> None:
         """Register the observers that the plugins' `minisgl_observer` hooks make for a new scheduler.

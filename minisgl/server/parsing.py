@@ -61,10 +61,13 @@ def _decode_fields(
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _whole(value: Any) -> Any:
-    """Return a number such as 3.0 as an integer, also in lists: JSON makes no difference. Other values stay."""
-    if isinstance(value, list) and any(isinstance(each, float | list) for each in value):
-        return [_whole(each) for each in value]
+def _whole(value: Any, depth: int = 2) -> Any:
+    """Return a number such as 3.0 as an integer: JSON makes no difference. Other values stay.
+
+    So do the numbers in a list, and in lists in it: ``depth`` is how many lists may be inside each other.
+    """
+    if depth and isinstance(value, list) and any(isinstance(each, float | list) for each in value):
+        return [_whole(each, depth - 1) for each in value]
     return int(value) if isinstance(value, float) and abs(value) < 2**53 and value.is_integer() else value
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from minisgl.bench import abuse, cluster, host, kernels, link, offline, online, speculation, suite, ttft
+from minisgl.bench import abuse, cluster, cpu, grammar, host, kernels, link, offline, online, speculation, suite, ttft
 from minisgl.bench.__main__ import BENCHMARKS, main
 from minisgl.chapters.ladder import stages
 
@@ -23,6 +23,8 @@ WRITERS = {
     "cluster": (cluster, "prepare", ["--json", "--plot"]),
     "speculation": (speculation, "measure", ["--json"]),
     "ttft": (ttft, "measure", ["--json"]),
+    "grammar": (grammar, "measure", ["--json"]),
+    "cpu": (cpu, "measure", ["--json"]),
 }
 
 

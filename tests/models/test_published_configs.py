@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -323,7 +324,8 @@ def test_served(name: str, tmp_path: Path, manager: PluginManager) -> None:
 def build(config: Config, manager: PluginManager) -> None:
     """Build the model of ``config`` as far as the choice of its class."""
     path, model = setup.read_model(config, manager)
-    setup.build_model(config, manager, path, model, None)  # type: ignore[arg-type]
+    ctx: Any = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32, part=None)
+    setup.build_model(config, manager, path, model, ctx)
 
 
 @pytest.mark.parametrize("name", REFUSED)
