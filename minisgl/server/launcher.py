@@ -34,7 +34,9 @@ LISTEN = 2048
 UNHEALTHY_GRACE_SECONDS = 1.0
 """Seconds after the death of a worker in which ``/health`` answers 503, before the server exits."""
 SHUTDOWN_GRACE_SECONDS = 1.0
-"""Seconds that processes and connections have to end by themselves, before they are killed or closed."""
+"""Seconds that connections have to end by themselves, before they are closed."""
+WORKER_GRACE_SECONDS = 2.5
+"""Seconds that worker processes have to end by themselves, with their plugins, before they are killed."""
 FLUSH_SECONDS = 5.0
 """Seconds that the last bytes of finished responses have to reach their clients after SIGTERM."""
 _LOOK = 0
@@ -216,7 +218,7 @@ class Launcher:
         Return 1 if a worker has failed meanwhile, such as in the hook `minisgl_closed`, and otherwise 0.
         """
         self._dispatcher.stop()
-        await asyncio.to_thread(self.worker_pool.join, SHUTDOWN_GRACE_SECONDS)
+        await asyncio.to_thread(self.worker_pool.join, WORKER_GRACE_SECONDS)
         failed = [worker for worker in self.worker_pool.dead() if worker.failed is not None]
         for worker in failed:
             log.error("%s failed at its end: %s", worker.role, worker.exit_reason)
