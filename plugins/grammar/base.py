@@ -79,7 +79,7 @@ class Grammars:
         """Raise `InvalidRequestError` for a grammar that can't be used. The last right ones are remembered."""
         if grammar not in self._checked:
             self._check(grammar)
-            if grammar.prefix and not self._begun(grammar, self.tokenizer.vocab_size, ())[1]:
+            if grammar.prefix and not self._allows_prefix(grammar):
                 message = f"The text of the last message is not the beginning of an answer that {grammar.field} allows."
                 raise InvalidRequestError("messages", message)
         self._checked[grammar] = None
@@ -91,25 +91,34 @@ class Grammars:
         """Do `check` for a grammar that is new."""
         raise NotImplementedError
 
+    def _allows_prefix(self, grammar: Grammar) -> bool:
+        """Return whether an answer may begin with the text before it."""
+        raise NotImplementedError
+
     def _matcher(self, grammar: Grammar, vocab_size: int, end_ids: Sequence[int]) -> Matcher:
         """Return a matcher at the beginning of an answer. ``end_ids`` may follow where an answer may end."""
         raise NotImplementedError
 
-    def _begun(self, grammar: Grammar, vocab_size: int, end_ids: Sequence[int]) -> tuple[Matcher, bool]:
-        """Return a matcher that has read the text before the answer, and whether the grammar allows this text."""
+    def _begun(self, grammar: Grammar, vocab_size: int, end_ids: Sequence[int]) -> Matcher:
+        """Return a matcher that has read the text before the answer."""
         matcher = self._matcher(msgspec.structs.replace(grammar, prefix=""), vocab_size, end_ids)
-        return matcher, matcher.read(grammar.prefix) if grammar.prefix else True
+        if grammar.prefix:
+            matcher.read(grammar.prefix)
+        return matcher
 
     def constraint(self, grammar: Grammar, vocab_size: int, end_ids: Sequence[int]) -> Constraint:
         """Return a matcher for a request. Masks have ``vocab_size`` tokens; ``end_ids`` end an answer."""
-        return _Later(self._pool.submit(lambda: self._begun(grammar, vocab_size, tuple(end_ids))[0]), vocab_size)
+        return _Later(self._pool.submit(self._begun, grammar, vocab_size, tuple(end_ids)), vocab_size)
 
 
 class Matcher(Constraint):
     """What a plugin makes of a grammar."""
 
     def read(self, text: str) -> bool:
-        """Go on as if the answer began with ``text``, in whatever tokens. Return False if the grammar forbids it."""
+        """Go on as if the answer began with ``text``, in whatever tokens. Return False if the grammar forbids it.
+
+        Only a new matcher can do this. A thread may call it while others of the same grammar are in use.
+        """
         raise NotImplementedError
 
 

@@ -12,6 +12,7 @@ from decimal import Decimal
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from minisgl.core import I32
@@ -142,6 +143,10 @@ class LLGuidanceGrammars(Grammars):
     def _compile(self, source: str, vocab_size: int) -> Any:
         tokenizer = self._llg_tokenizer(vocab_size)
         return self._library.LLMatcher(tokenizer, source, log_level=0, limits=self._limits)
+
+    def _allows_prefix(self, grammar: Grammar) -> bool:
+        whole = msgspec.structs.replace(grammar, prefix="")
+        return self._matcher(whole, self.tokenizer.vocab_size, ()).read(grammar.prefix)
 
     def _matcher(self, grammar: Grammar, vocab_size: int, end_ids: Sequence[int]) -> LLGuidanceMatcher:
         compiled = self._kept.pop((grammar, vocab_size), None) or self._compile(self._source(grammar), vocab_size)

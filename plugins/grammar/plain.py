@@ -165,6 +165,9 @@ class PlainGrammars(Grammars):
         except GrammarTooLargeError as error:
             raise refuse(grammar, error) from None
 
+    def _allows_prefix(self, grammar: Grammar) -> bool:
+        return begun(network_of(grammar, self.special_tokens), grammar.prefix)[1] > DEAD
+
     def _matcher(self, grammar: Grammar, vocab_size: int, end_ids: Sequence[int]) -> PlainMatcher:
         if self._vocabulary is None:
             texts = [b"" if 0xFF in text else text for text in token_bytes(self.tokenizer, vocab_size)]
@@ -197,12 +200,7 @@ class PlainMatcher(Matcher):
             self._state = self._compiled.after(self._state, token)
 
     def read(self, text: str) -> bool:
-        self._renew()
-        self._automaton.begin()
-        try:
-            self._state = self._automaton.walk(self._state, text.encode())
-        except GrammarTooLargeError:
-            self._state = TOO_LARGE
+        self._automaton, self._state = begun(self._compiled.automaton.network, text)
         return self._state > DEAD
 
     def masks(self, drafts: Sequence[int]) -> I32:
@@ -237,6 +235,16 @@ class PlainMatcher(Matcher):
     def forced(self, count: int) -> Sequence[int]:
         self._renew()
         return self._compiled.forced(self._state)[:count]
+
+
+def begun(network: Network, text: str) -> tuple[Automaton, int]:
+    """Return an automaton of its own that has read the beginning of an answer, and its state."""
+    automaton = Automaton(network)
+    automaton.begin()
+    try:
+        return automaton, automaton.walk(START, text.encode())
+    except GrammarTooLargeError:
+        return automaton, TOO_LARGE
 
 
 def utf8_length(text: bytes) -> int:
