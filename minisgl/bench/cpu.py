@@ -107,10 +107,11 @@ def workloads(generate: Callable[[int, int, int], tuple[float, float, float]]) -
 def ours(args: argparse.Namespace) -> dict[str, Any]:
     """Measure minisgl with the options of ``args``."""
     manager = PluginManager.load()
-    engine = start_engine(compose(manager, args.options), manager)
+    config = compose(manager, args.options)
+    engine = start_engine(config, manager)
     try:
         meter = Meter(engine)
-        scheduler = build_scheduler(compose(manager, args.options), manager, meter)
+        scheduler = build_scheduler(config, manager, meter)
         print("ready", flush=True)
         seeds = iter(range(100))
 

@@ -21,7 +21,7 @@ from minisgl.cluster.supervisor import ReplicaError, Supervisor
 from minisgl.config import ConfigError
 from minisgl.models.resolve import resolve_model
 from minisgl.plugin_manager.manager import PluginManager
-from minisgl.server.worker_pool import SIGNALS
+from minisgl.server.worker_pool import heeded_signals
 from minisgl.tokenizer.tokenizer import build_tokenizer
 
 log = logging.getLogger(__name__)
@@ -75,9 +75,7 @@ class Cluster:
     async def run(self) -> int:
         """Run the cluster. Return the exit status."""
         loop = asyncio.get_running_loop()
-        for number in SIGNALS:
-            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-                continue  # nohup: the cluster goes on when its terminal is closed
+        for number in heeded_signals():
             loop.add_signal_handler(number, self._signals.put_nowait, number)
         tasks: list[asyncio.Task[None]] = []
         try:

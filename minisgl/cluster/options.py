@@ -18,7 +18,7 @@ from typing import ClassVar
 import psutil
 
 from minisgl.config import ROUTER_GROUPS, Config, ConfigError
-from minisgl.server.serve import is_loopback
+from minisgl.utils.process import is_loopback
 
 ROUTER_ONLY = ("server.host", "server.port", "server.tls_cert", "server.tls_key", "server.max_connections", "trace")
 """Options of a server that the router takes, or that are different for each replica."""

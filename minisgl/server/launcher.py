@@ -25,7 +25,7 @@ from minisgl.plugin_manager.manager import PluginManager
 from minisgl.server.app import Api, create_app
 from minisgl.server.dispatch import Dispatcher
 from minisgl.server.extension import check_options, load_extensions
-from minisgl.server.worker_pool import SIGNALS, Worker, WorkerPool
+from minisgl.server.worker_pool import Worker, WorkerPool, heeded_signals
 
 log = logging.getLogger(__name__)
 
@@ -75,9 +75,7 @@ class Launcher:
         ``pending`` are the numbers of the signals that have arrived before.
         """
         loop = asyncio.get_running_loop()
-        for number in SIGNALS:
-            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-                continue  # nohup: the server goes on when its terminal is closed
+        for number in heeded_signals():
             loop.add_signal_handler(number, self._events.put_nowait, int(number))
         for arrived in pending:
             self._events.put_nowait(arrived)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import signal
 import socket
@@ -24,7 +23,7 @@ from minisgl.plugin_manager.encoding import encode_config
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.server.rank_process import run_rank
 from minisgl.server.text_process import run_text_process
-from minisgl.server.worker_pool import SIGNALS, WorkerPool
+from minisgl.server.worker_pool import WorkerPool, heeded_signals
 from minisgl.utils.log import setup_logging
 from minisgl.utils.process import free_port
 
@@ -68,10 +67,7 @@ def _pending_signals() -> Iterator[list[int]]:
     Blocking the signals would not do: another thread, such as one of a numerical library, would receive them.
     """
     pending: list[int] = []
-    previous = {number: signal.getsignal(number) for number in SIGNALS}
-    for number, handler in previous.items():
-        if number != signal.SIGHUP or handler != signal.SIG_IGN:  # SIGHUP is ignored under nohup
-            signal.signal(number, lambda number, _: pending.append(number))
+    previous = {number: signal.signal(number, lambda number, _: pending.append(number)) for number in heeded_signals()}
     try:
         yield pending
     finally:
@@ -92,14 +88,6 @@ def text_workers(addresses: Addresses, model: str) -> dict[str, Callable[..., No
         role: inbox for role, inbox in inboxes.items() if inbox != addresses.detokenizer
     }
     return {role: partial(run_text_process, inbox=inbox, model=model, role=role) for role, inbox in inboxes.items()}
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a server that listens at ``host`` can be reached from its own machine only."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -36,6 +36,13 @@ log = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that the launcher handles and the workers ignore."""
+
+
+def heeded_signals() -> list[signal.Signals]:
+    """Return `SIGNALS`, without SIGHUP under nohup: then a server goes on when its terminal is closed."""
+    return [number for number in SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+
+
 TRACEBACK_DELAY_SECONDS = 0.2
 """Seconds between the report of a failure and its traceback on standard error.
 

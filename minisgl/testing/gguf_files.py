@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from minisgl.tokenizer.tokenizer import byte_of_character
+
 __all__ = ["random_gguf", "tiny_gguf"]
 
 _ARCHITECTURES = {"qwen3_moe": "qwen3moe", "mistral": "llama"}
@@ -80,8 +82,10 @@ def random_gguf(config: Mapping[str, Any], file: Path, kind: str) -> Path:
     kv, inner, size = config["num_key_value_heads"] * head_dim, config["intermediate_size"], config["vocab_size"]
     writer, generator = gguf.GGUFWriter(file, "qwen3"), np.random.default_rng(0)
     rope = {"rope_type": "default", "rope_theta": config.get("rope_theta", 10_000.0)}
+    letters = byte_of_character()
+    tokens = [*sorted(letters, key=letters.__getitem__), "!!", *(f"[{i}]" for i in range(257, size))]
     vocabulary = {
-        "model": "gpt2", "pre": "qwen2", "tokens": [*_bytes(), "!!", *(f"[{i}]" for i in range(257, size))],
+        "model": "gpt2", "pre": "qwen2", "tokens": tokens,
         "token_type": [1] * size, "merges": ["! !"], "eos_token_id": size - 1,
     }  # fmt: skip
     entries = _metadata("qwen3", {"rope_parameters": rope, **config})
@@ -113,13 +117,6 @@ def random_gguf(config: Mapping[str, Any], file: Path, kind: str) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return file
-
-
-def _bytes() -> list[str]:
-    """Return the letters for the 256 bytes in a byte-level BPE: printable ones are themselves."""
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = iter(range(256, 512))
-    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
 
 
 def _metadata(name: str, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -243,7 +243,7 @@ def with_tag(messages: Sequence[Message]) -> tuple[list[Message], str, str]:
         text, parts = content[-1].get("text"), content
     if not isinstance(text, str) or not text:
         refuse(len(others), "it has no text at its end that an answer could continue")
-    while any(tag in text for text in _strings(messages)):
+    while any(tag in text for text in strings_of(messages)):
         tag += "_"
     tagged = f"{text}{tag} "
     new = tagged if parts is None else [*parts[:-1], {**parts[-1], "text": tagged}]
@@ -266,7 +266,8 @@ def cut_at_tag(chat: RenderedChat, text: str, tag: str, message: int) -> Rendere
     return found
 
 
-def _strings(value: Any) -> list[str]:
+def strings_of(value: Any) -> list[str]:
+    """Return all strings in a JSON value, keys included."""
     found: list[str] = []
 
     def collect(text: str) -> str:

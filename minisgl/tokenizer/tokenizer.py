@@ -329,7 +329,7 @@ def template_source(path: Path, config: Mapping[str, Any]) -> str | None:
     return template
 
 
-def _byte_of_character() -> dict[str, int]:
+def byte_of_character() -> dict[str, int]:
     """Return GPT-2's alphabet of byte-level tokens, as a map from a character to the byte that it represents.
 
     A printable byte is represented by the character with the same code. The other bytes are represented by the
@@ -340,7 +340,7 @@ def _byte_of_character() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
 
-_BYTE_OF = _byte_of_character()
+_BYTE_OF = byte_of_character()
 
 
 def decoder_parts(raw: tokenizers.Tokenizer) -> list[dict[str, Any]]:

@@ -25,7 +25,6 @@ from minisgl.trace.history import turns
 from minisgl.trace.read import Trace, TraceError, read
 from minisgl.trace.summary import show, summarize
 from minisgl.trace.view import difference, page
-from minisgl.trace.what_if_report import compare
 
 PICTURES = ("timeline", "tree", "pages", "tables", "staircase", "gap")
 PICTURES_WITH_OPTION = {"step": ("tree", "pages", "tables"), "steps": ("timeline",), "request": ("staircase",)}
@@ -69,6 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     out, err = Console(), Console(stderr=True)
     try:
         if words[:1] == ["what-if"]:
+            from minisgl.trace.what_if_report import compare  # imports the scheduler and the plugin manager
+
             compare(what_if_parser().parse_intermixed_args(words[1:]), out)
             return 0
         args = parser().parse_args(words)

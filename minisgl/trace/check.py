@@ -410,8 +410,7 @@ class Checker:
         step = self.state.in_flight[0]
         batch = step.batch
         self._expect_unchanged(event, batch)
-        kept = event.kept or [1] * len(event.tokens)
-        for i, (uid, gained) in enumerate(zip(batch.uids, kept, strict=True)):
+        for i, (uid, gained) in enumerate(zip(batch.uids, event.gained, strict=True)):
             self._token(event, step, i, uid, bool(gained))
         wrong = self.contents.execute(step, event)
         if wrong is not None:

@@ -168,6 +168,11 @@ class Done(Event, tag="step"):
     runs: list[list[int]] | None = None
     rounds: list[list[int]] | None = None
 
+    @property
+    def gained(self) -> list[int]:
+        """``kept``, also if all requests gained their tokens: 1 for each row."""
+        return self.kept or [1] * len(self.tokens)
+
     def run(self, row: int, sampled: bool) -> list[int]:
         """Return the tokens of a row that count; ``sampled`` says whether the row samples."""
         if self.runs is not None:

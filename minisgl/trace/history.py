@@ -95,7 +95,7 @@ def turns(trace: Trace) -> Iterator[tuple[Turn, State]]:
 def _turn(batch: ev.Batch, done: ev.Done | None, events: list[ev.Line], state: State) -> Turn:
     size = state.spec.page_size
     cached = {event.uid: len(event.pages) * size for event in events if isinstance(event, ev.Match)}
-    kept = [0] * len(batch.uids) if done is None else done.kept or [1] * len(batch.uids)
+    kept = [0] * len(batch.uids) if done is None else done.gained
     drafts = [0] * batch.num_decode + [len(tokens) for tokens in batch.drafts]
     continuing = len(drafts)
     drafts += [0] * (len(batch.uids) - continuing)

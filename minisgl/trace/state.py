@@ -221,10 +221,9 @@ class State:
     def _done(self, event: ev.Done) -> None:
         step = self.in_flight.popleft()
         self._free_retired(event.step)
-        kept = event.kept or [1] * len(event.tokens)
         batch = step.batch
         verify = range(batch.num_decode, batch.num_decode + len(batch.drafts))
-        for i, (uid, gained) in enumerate(zip(batch.uids, kept, strict=True)):
+        for i, (uid, gained) in enumerate(zip(batch.uids, event.gained, strict=True)):
             if gained:
                 req, run = self.all_requests[uid], event.run(i, True)
                 req.token_ids.extend(run)

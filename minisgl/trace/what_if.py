@@ -356,8 +356,7 @@ def _requests(trace: Trace) -> dict[int, _Recorded]:
                 batches.append(event)
             case ev.Done():
                 read += 1
-                kept = event.kept or [1] * len(event.tokens)
-                for uid, token, gained in zip(batches.popleft().uids, event.tokens, kept, strict=True):
+                for uid, token, gained in zip(batches.popleft().uids, event.tokens, event.gained, strict=True):
                     if gained:
                         found[uid].output.append(token)
             case ev.Finish():

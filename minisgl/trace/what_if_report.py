@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from rich.console import Console
@@ -27,22 +27,20 @@ class Measures:
     cached_tokens: int = 0
     retractions: int = 0
     steps: int = 0
-    end: float = 0.0
+    started: set[int] = field(default_factory=set)
+    """The requests that had a token before."""
 
 
 def measure(
-    events: Iterable[ev.Line], page_size: int, at: int, arrivals: dict[int, float], started: set[int]
+    events: Iterable[ev.Line], page_size: int, at: int, arrivals: dict[int, float], started: Collection[int] = ()
 ) -> Measures:
     """Measure a run from step ``at`` on.
 
-    ``arrivals`` are the times at which requests came, by uid; ``started`` are those that had a token before ``at``.
+    ``arrivals`` are the times at which requests came, by uid; ``started`` are those that had a token before the events.
     """
     m, last, batches = Measures(), dict[int, float](), dict[int, ev.Batch]()
-    prompts: dict[int, int] = {}
     for event in events:
         match event:
-            case ev.Add():
-                prompts[event.uid] = len(event.prompt_ids)
             case ev.Match() if event.step >= at:
                 m.prompt_tokens += event.num_tokens
                 m.cached_tokens += len(event.pages) * page_size
@@ -52,16 +50,15 @@ def measure(
                 batches[event.step] = event
                 m.steps += event.step >= at
             case ev.Done():
-                kept = event.kept or [1] * len(event.tokens)
-                for uid, gained in zip(batches.pop(event.step).uids, kept, strict=True):
+                for uid, gained in zip(batches.pop(event.step).uids, event.gained, strict=True):
                     if not gained:
                         continue
-                    if event.step >= at:
-                        m.end = event.t
-                        if uid in last:
-                            m.gaps.append(event.t - last[uid])
-                        elif uid not in started:
-                            m.first_token_times.append(event.t - arrivals[uid])
+                    if event.step < at:
+                        m.started.add(uid)
+                    elif uid in last:
+                        m.gaps.append(event.t - last[uid])
+                    elif uid not in started:
+                        m.first_token_times.append(event.t - arrivals[uid])
                     last[uid] = event.t
     return m
 
@@ -71,14 +68,8 @@ def compare(args: argparse.Namespace, out: Console) -> None:
     trace = read(args.trace)
     future = what_if(trace, args.at, args.overrides)
     arrivals = {event.uid: event.t for event in trace if isinstance(event, ev.Add)}
-    started: set[int] = set()
-    batches = {event.step: event for event in trace if isinstance(event, ev.Batch)}
-    for event in trace:
-        if isinstance(event, ev.Done) and event.step < args.at:
-            kept = event.kept or [1] * len(event.tokens)
-            started |= {uid for uid, gained in zip(batches[event.step].uids, kept, strict=True) if gained}
-    was = measure(trace, trace.spec.page_size, args.at, arrivals, started)
-    first = 0 if future.restarted else args.at
+    was = measure(trace, trace.spec.page_size, args.at, arrivals)
+    first, started = (0, was.started) if future.restarted else (args.at, ())
     would = measure(future.events, future.spec.page_size, first, arrivals, started)
     table = Table(box=None, pad_edge=False)
     table.add_column(f"from step {args.at} on")

@@ -1,8 +1,9 @@
-"""What a process asks of its operating system: files, memory, free ports, and an end together with its parent."""
+"""What a process asks of its operating system: files, memory, addresses and ports, and an end with its parent."""
 
 from __future__ import annotations
 
 import ctypes
+import ipaddress
 import os
 import random
 import resource
@@ -12,11 +13,19 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["free_port", "raise_file_limit", "trim_heap", "when_input_closes", "when_parent_ends"]
+__all__ = ["free_port", "is_loopback", "raise_file_limit", "trim_heap", "when_input_closes", "when_parent_ends"]
 
 FIRST = 20_000
 """The lowest port that `free_port` returns. Well-known servers have lower ports."""
 TRIES = 100
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a server that listens at ``host`` can be reached from its own machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def free_port(host: str = "127.0.0.1") -> int:

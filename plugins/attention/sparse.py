@@ -160,9 +160,7 @@ class SparseAttention(AttentionBackend):
         if group.padding is not None:
             scores = scores.masked_fill(group.padding, -torch.inf)
         weights = scores.softmax(1)
-        if (
-            layer.sinks is not None
-        ):  # the sink's part of the softmax belongs to no value: the weights sum to less than 1
+        if layer.sinks is not None:  # their part of the softmax belongs to no value: the weights sum to less than 1
             sinks = layer.sinks.float().repeat(len(bags) // layer.q_heads)
             weights = weights * (scores.logsumexp(1) - sinks).sigmoid().unsqueeze(1)
         return torch.nn.functional.embedding_bag(

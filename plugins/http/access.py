@@ -29,7 +29,7 @@ from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension
 from minisgl.server.generate import Json
 from minisgl.server.request_record import record_of
-from minisgl.server.serve import is_loopback
+from minisgl.utils.process import is_loopback
 
 _MEDIA = "unsupported_media_type"
 _HOST = re.compile(r"(\[[0-9a-f:.%]+\]|[^:\[\]]*)(?::([0-9]*))?")

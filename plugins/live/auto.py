@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from minisgl.config import Config
 from minisgl.core import EngineSpec
 from minisgl.hooks import hookimpl
-from minisgl.plugins.live.view.options import LiveOptions, is_loopback
+from minisgl.plugins.live.view.options import LiveOptions
+from minisgl.utils.process import is_loopback
 
 if TYPE_CHECKING:
     from minisgl.message.link import Link

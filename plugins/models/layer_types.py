@@ -30,11 +30,10 @@ class RoPEByLayerType(nn.Module):
 
 
 class TypedAttention(AttentionLayer):
-    """Attention of a layer of type ``kind``: ``window`` is the window of a sliding layer."""
+    """Attention of a layer of type ``kind``, which selects its RoPE; its window is an option of its own."""
 
-    def __init__(self, index: int, hidden_size: int, *heads: Any, kind: str, window: int, **options: Any):
-        window = window if kind == "sliding_attention" else -1
-        super().__init__(index, hidden_size, *heads, window=window, **options)
+    def __init__(self, index: int, hidden_size: int, *heads: Any, kind: str, **options: Any):
+        super().__init__(index, hidden_size, *heads, **options)
         self.table = TYPES.index(kind)
 
     def heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:

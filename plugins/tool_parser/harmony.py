@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from minisgl.hooks import hookimpl
+from minisgl.sampling_params import InvalidRequestError
 from minisgl.server.answer import CallArguments, CallBegin, Content, Part, Reasoning, ToolParser, partial_length
-from minisgl.server.errors import ApiError
 
 CHANNEL, MESSAGE, START, END, CALL = "<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>"
 MARKS = (CHANNEL, MESSAGE, START, END, CALL, "<|return|>", "<|constrain|>")
@@ -26,7 +26,6 @@ HEADS = (CHANNEL, START, MESSAGE, "assistant", "to=")
 MAX_HEADER = 256
 """The largest number of characters of a header."""
 RECIPIENT = re.compile(r"\bto=(?:functions\.)?([A-Za-z0-9_.-]+)")
-NO_GRAMMAR = "its answers begin with special tokens, which no grammar allows"
 
 
 @dataclass
@@ -52,8 +51,11 @@ class HarmonyParser:
         return HarmonyReader(tools, most)
 
     def frame(self, tools: Sequence[tuple[str, Any]], most: int | None) -> Any:
-        message = f"A call can't be forced, nor a grammar be used beside tools, with this model: {NO_GRAMMAR}."
-        raise ApiError(400, message, "tool_choice", "unsupported_parameter")
+        message = (
+            "A call can't be forced, nor a grammar be used beside tools, with this model: its answers begin with "
+            "special tokens, which no grammar allows."
+        )
+        raise InvalidRequestError("tool_choice", message, "unsupported_parameter")
 
 
 class HarmonyReader:
@@ -82,7 +84,6 @@ class HarmonyReader:
             self._emit(self._buffer, parts)
             self._end(parts)
         elif self._is_first and not self._buffer.lstrip().startswith((CHANNEL, START)):
-            self._kind = Content
             self._emit(self._buffer, parts)
         self._buffer = ""
         return parts
@@ -92,13 +93,10 @@ class HarmonyReader:
         at = self._buffer.find(MESSAGE, 0, MAX_HEADER + len(MESSAGE))
         begin = self._buffer.lstrip()
         could_be = any(begin.startswith(head) or head.startswith(begin) for head in HEADS)
-        if self._is_first and not could_be:
-            self._begin("", parts)
+        if (self._is_first and not could_be) or (at < 0 and len(self._buffer) >= MAX_HEADER + len(MESSAGE)):
+            self._begin("", parts)  # it is a text
             return True
         if at < 0:
-            if len(self._buffer) >= MAX_HEADER + len(MESSAGE):
-                self._begin("", parts)
-                return True
             return False
         header, self._buffer = self._buffer[:at], self._buffer[at + len(MESSAGE) :]
         self._begin(header, parts)

@@ -12,7 +12,7 @@ import pytest
 from minisgl.server.app import is_authorized
 from minisgl.server.errors import ApiError
 from minisgl.server.protocol import ChatRequest, CompletionRequest
-from minisgl.server.serve import is_loopback
+from minisgl.utils.process import is_loopback
 
 from .conftest import AppServer, parse
 from .test_errors import error_of

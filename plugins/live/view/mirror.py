@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from minisgl.core import I32, EngineSpec, Req, Step, StepResult
-from minisgl.trace.events import Batch
+from minisgl.scheduler.steps import NO_TOKEN
+from minisgl.trace import events as ev
 from minisgl.trace.record import batch_event
 from minisgl.trace.state import CACHE, FREE, RETIRING
 from minisgl.trace.tree import PageTree
@@ -83,12 +84,8 @@ class Mirror:
         self._unlock(entry)
 
     def request_finished(self, req: Req, now: float) -> None:
-        self._failed = self._failed or (req.finish_reason == "error" and not self._is_grammar_error(req))
+        self._failed = self._failed or (req.finish_reason == "error" and req.error != NO_TOKEN)
         self._unlock(self.open.pop(req.uid))
-
-    @staticmethod
-    def _is_grammar_error(req: Req) -> bool:
-        return req.error.startswith("The grammar of the request")
 
     def _unlock(self, entry: _Open) -> None:
         if entry.cached_pages and not self._failed:
@@ -169,7 +166,7 @@ class Mirror:
 
     # ---- the state at one moment -----------------------------------------------------------------------
 
-    def batches(self) -> list[Batch]:
+    def batches(self) -> list[ev.Batch]:
         """Return the events of the steps in flight."""
         return [batch_event(step, uids, now) for step, uids, now in self.in_flight]
 
@@ -184,6 +181,7 @@ class Mirror:
         for node in self._tree.nodes():
             index[id(node)] = len(tree)
             tree.append([index.get(id(node.parent), -1), node.pages, node.users, node.step])
+        in_flight = self.batches()
         state: dict[str, Any] = {
             "event": "now",
             "step": self.next_step,
@@ -194,17 +192,17 @@ class Mirror:
             "owner": _runs(self._owner),
             "refs": _runs(self._ref_counts),
             "tree": tree,
-            "in_flight": self.batches(),
+            "in_flight": in_flight,
             "retiring": [[step, pages.tolist()] for step, pages in self._retiring],
             "unlocks": list(self._unlocks),
         }
         if text:
             newest = list(self._tokens.items())[-MAX_TEXT_PAGES:]
             state["tokens"] = [[page, ids.tolist()] for page, ids in newest]
-        else:
-            state["in_flight"] = [_without_drafts(batch) for batch in state["in_flight"]]
-        if text:
             state["ids"] = {str(entry.req.uid): entry.req.tokens().tolist() for entry in self.open.values()}
+        else:
+            for batch in in_flight:
+                hide(batch)
         return state
 
     def _request(self, entry: _Open) -> dict[str, Any]:
@@ -245,9 +243,17 @@ class Mirror:
         return len(req) - 1
 
 
-def _without_drafts(batch: Batch) -> Batch:
-    batch.drafts = [[0] * len(draft) for draft in batch.drafts]
-    return batch
+def hide(event: ev.Event) -> None:
+    """Replace the token ids of an event by 0. Their number stays, so the events are still a trace."""
+    if isinstance(event, ev.Add):
+        event.prompt_ids = [0] * len(event.prompt_ids)
+        event.cache_salt = None
+    elif isinstance(event, ev.Batch):
+        event.drafts = [[0] * len(draft) for draft in event.drafts]
+    elif isinstance(event, ev.Done):
+        event.tokens = [0] * len(event.tokens)
+        if event.runs is not None:
+            event.runs = [[0] * len(run) for run in event.runs]
 
 
 def _last(pages: Sequence[int]) -> int | None:

@@ -18,7 +18,7 @@ from minisgl.config import Config
 from minisgl.core import I32, EngineSpec, Req, Step, StepResult
 from minisgl.hooks import hookimpl
 from minisgl.message.link import Link
-from minisgl.plugins.live.view.mirror import Mirror
+from minisgl.plugins.live.view.mirror import Mirror, hide
 from minisgl.trace import events as ev
 from minisgl.trace.record import EventMaker, header
 
@@ -140,12 +140,11 @@ class LiveObserver(EventMaker):
         self._send(b"e", ev.encoder.encode_lines(events).rstrip())
 
     def _take(self, event: ev.Event) -> None:
-        if isinstance(event, ev.Add) and event.cache_salt is not None:
-            event.cache_salt = hashlib.blake2b(event.cache_salt.encode("utf-8", "replace"), key=self._key).hexdigest()[
-                :8
-            ]
         if not self._text:
             hide(event)
+        elif isinstance(event, ev.Add) and event.cache_salt is not None:
+            salt = event.cache_salt.encode("utf-8", "replace")
+            event.cache_salt = hashlib.blake2b(salt, key=self._key).hexdigest()[:8]
         self._events.append(event)
 
     # ---- requests ------------------------------------------------------------------------------------
@@ -233,16 +232,3 @@ class LiveObserver(EventMaker):
         if self._watched:
             super().minisgl_closed()
             self._flush()
-
-
-def hide(event: ev.Event) -> None:
-    """Replace the token ids of an event by 0. Their number stays, so the events are still a trace."""
-    if isinstance(event, ev.Add):
-        event.prompt_ids = [0] * len(event.prompt_ids)
-        event.cache_salt = None
-    elif isinstance(event, ev.Batch):
-        event.drafts = [[0] * len(draft) for draft in event.drafts]
-    elif isinstance(event, ev.Done):
-        event.tokens = [0] * len(event.tokens)
-        if event.runs is not None:
-            event.runs = [[0] * len(run) for run in event.runs]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from minisgl.config import Config, ConfigError
 from minisgl.core import EngineSpec
+from minisgl.utils.process import is_loopback
 
 if TYPE_CHECKING:
     from minisgl.message.link import Link
@@ -61,14 +61,3 @@ class LiveOptions:
         from minisgl.plugins.live.view.observer import LiveObserver
 
         return LiveObserver(config, spec, link, text=self.text, delay=self.delay)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a server that listens at ``host`` can be reached from its own machine only.
-
-    The same as `minisgl.server.serve.is_loopback`, whose module imports the server.
-    """
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"

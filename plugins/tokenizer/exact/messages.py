@@ -209,18 +209,6 @@ def texts_of(messages: Iterable[Message]) -> list[str]:
     return found
 
 
-def strings_of(value: Any) -> list[str]:
-    """Return all strings in a JSON value, keys included."""
-    found: list[str] = []
-
-    def collect(text: str) -> str:
-        found.append(text)
-        return text
-
-    map_strings(value, collect)
-    return found
-
-
 # ---- marks -------------------------------------------------------------------------------------------
 
 

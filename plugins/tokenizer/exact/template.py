@@ -29,7 +29,6 @@ from minisgl.plugins.tokenizer.exact.messages import (
     as_system,
     has_parts,
     normalize,
-    strings_of,
     texts_of,
 )
 from minisgl.plugins.tokenizer.exact.template_source import (
@@ -41,7 +40,7 @@ from minisgl.plugins.tokenizer.exact.template_source import (
 )
 from minisgl.sampling_params import InvalidRequestError, shorten
 from minisgl.tokenizer import chat
-from minisgl.tokenizer.chat import ChatTemplate, Message, as_string, computed_with_special_tokens
+from minisgl.tokenizer.chat import ChatTemplate, Message, as_string, computed_with_special_tokens, strings_of
 from minisgl.tokenizer.tokenizer import SPECIAL_TOKENS
 from minisgl.utils.json_file import is_neutral
 

@@ -22,12 +22,12 @@ import tokenizers
 
 from minisgl.config import ConfigError
 from minisgl.plugins.tokenizer.exact.load import load_tokenizer
-from minisgl.plugins.tokenizer.exact.messages import PrivateCharacters, map_texts, normalize, strings_of, texts_of
+from minisgl.plugins.tokenizer.exact.messages import PrivateCharacters, map_texts, normalize, texts_of
 from minisgl.plugins.tokenizer.exact.streams import CleanStream, TokenStream, clean_up, is_local
 from minisgl.plugins.tokenizer.exact.template import CheckedTemplate, RenderedChat, Replacement
 from minisgl.sampling_params import too_long
 from minisgl.tokenizer import chat
-from minisgl.tokenizer.chat import Message, computed_with_special_tokens, map_strings
+from minisgl.tokenizer.chat import Message, computed_with_special_tokens, map_strings, strings_of
 from minisgl.tokenizer.text_stream import WholeStream
 from minisgl.tokenizer.tokenizer import Tokenizer, decoder_parts, template_source
 

@@ -49,19 +49,10 @@ inline Floats ToFloats(Ints x) { return _mm512_cvtepi32_ps(x); }
 inline Ints Minus(Ints x, int32_t y) { return _mm512_sub_epi32(x, _mm512_set1_epi32(y)); }
 inline void StoreFloats(Floats x, float* to) { _mm512_storeu_ps(to, x); }
 
-struct Unsigned4 {
-  Ints sum = _mm512_setzero_si512();
-  void Add(Bytes w, Bytes x) { sum = _mm512_dpbusd_epi32(sum, w, x); }
-  Ints Done() const { return sum; }
-};
-struct Signed8 {
-  static constexpr int kOffset = 128;  // is added to the weights, so that they are unsigned
-  struct Weights { Bytes w; };
-  static Weights Prepare(Bytes w) { return {_mm512_xor_si512(w, _mm512_set1_epi8(-128))}; }
-  Ints sum = _mm512_setzero_si512();
-  void Add(Weights w, Bytes x) { sum = _mm512_dpbusd_epi32(sum, w.w, x); }
-  Ints Done() const { return sum; }
-};
+#define MINISGL_VNNI
+inline Ints Zeros() { return _mm512_setzero_si512(); }
+inline Ints AddDot(Ints sum, Bytes w, Bytes x) { return _mm512_dpbusd_epi32(sum, w, x); }
+inline Bytes FlipSigns(Bytes w) { return _mm512_xor_si512(w, _mm512_set1_epi8(-128)); }
 
 #elif defined(__AVX2__)
 constexpr int kParts = 2;
@@ -84,20 +75,11 @@ inline Ints Minus(Ints x, int32_t y) { return _mm256_sub_epi32(x, _mm256_set1_ep
 inline void StoreFloats(Floats x, float* to) { _mm256_storeu_ps(to, x); }
 
 #if defined(__AVXVNNI__)
+#define MINISGL_VNNI
 constexpr const char* kDotTarget = "avx_vnni";
-struct Unsigned4 {
-  Ints sum = _mm256_setzero_si256();
-  void Add(Bytes w, Bytes x) { sum = _mm256_dpbusd_avx_epi32(sum, w, x); }
-  Ints Done() const { return sum; }
-};
-struct Signed8 {
-  static constexpr int kOffset = 128;
-  struct Weights { Bytes w; };
-  static Weights Prepare(Bytes w) { return {_mm256_xor_si256(w, _mm256_set1_epi8(-128))}; }
-  Ints sum = _mm256_setzero_si256();
-  void Add(Weights w, Bytes x) { sum = _mm256_dpbusd_avx_epi32(sum, w.w, x); }
-  Ints Done() const { return sum; }
-};
+inline Ints Zeros() { return _mm256_setzero_si256(); }
+inline Ints AddDot(Ints sum, Bytes w, Bytes x) { return _mm256_dpbusd_avx_epi32(sum, w, x); }
+inline Bytes FlipSigns(Bytes w) { return _mm256_xor_si256(w, _mm256_set1_epi8(-128)); }
 #else
 constexpr const char* kDotTarget = "avx2";
 struct Unsigned4 {
@@ -209,6 +191,22 @@ struct PlainDot {
 };
 using Unsigned4 = PlainDot;
 using Signed8 = PlainDot;
+#endif
+
+#ifdef MINISGL_VNNI  // the dot product is of unsigned weights and signed x
+struct Unsigned4 {
+  Ints sum = Zeros();
+  void Add(Bytes w, Bytes x) { sum = AddDot(sum, w, x); }
+  Ints Done() const { return sum; }
+};
+struct Signed8 {
+  static constexpr int kOffset = 128;  // is added to the weights, so that they are unsigned
+  struct Weights { Bytes w; };
+  static Weights Prepare(Bytes w) { return {FlipSigns(w)}; }
+  Ints sum = Zeros();
+  void Add(Weights w, Bytes x) { sum = AddDot(sum, w.w, x); }
+  Ints Done() const { return sum; }
+};
 #endif
 
 constexpr int kPartOutputs = kOutputs / kParts;   // outputs of a register of floats
