@@ -1,7 +1,7 @@
 """``python -m minisgl.bench cpu``: a model on this CPU, beside llama.cpp and transformers where they are installed.
 
-All rows have the same shape and random weights. Each measurement is a process of its own, and the rows alternate, so
-that a busy machine slows down all of them. The table has the medians of the rounds.
+All rows have the same shape and random weights. Each measurement runs in a separate process, and the rows take turns,
+so that a busy machine slows down all of them. The table has the medians of the rounds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs llama.cpp for `minisgl.bench.cpu`: a script of its own, for a Python that has the package xllamacpp.
+"""Measures llama.cpp for `minisgl.bench.cpu`, in a separate process of a Python that has the package xllamacpp.
 
 ``python llama_cpp.py FILE.gguf THREADS VOCABULARY`` prints a line "ready", and then the results as JSON.
 """

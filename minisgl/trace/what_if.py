@@ -257,7 +257,7 @@ class _Replay:
         return self.future
 
     def _deliver(self) -> None:
-        """Add the requests that have come, and abort those that were given up, in the order of the record."""
+        """Add the requests that have arrived, and abort those whose client gave up, in the recorded order."""
         counts = self._base + self.scheduler.next_step_id, self._num_read
         while True:
             added = self._waiting[0] if self._waiting and self._is_due(self._waiting[0], counts) else None

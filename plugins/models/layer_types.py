@@ -1,6 +1,6 @@
 """RoPE with other parameters in layers with a sliding window than in layers with full attention: OLMo 3, Gemma 3.
 
-Both tables are computed at once and passed to all layers, side by side. Each layer takes the columns of its own type.
+Both tables are concatenated and passed to all layers. Each layer uses the columns of its own type.
 """
 
 from __future__ import annotations

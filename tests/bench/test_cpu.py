@@ -1,4 +1,4 @@
-"""The benchmark of a CPU runs a row in a process of its own, with a GGUF file that it wrote."""
+"""`bench cpu` measures each row in a separate process, with a GGUF file that it wrote."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def pack(form: Form, integers: Tensor, scales: Tensor, mins: Tensor | None = Non
 
 
 def _in_panels(rows: Tensor) -> Tensor:
-    """Return ``rows`` with rows of zeros behind them, so that their number is a multiple of 16."""
+    """Append rows of zeros to ``rows``, so that their number is a multiple of 16."""
     missing = -len(rows) % OUTPUTS
     return torch.cat((rows, rows.new_zeros((missing, *rows.shape[1:])))) if missing else rows.contiguous()
 

@@ -131,7 +131,7 @@ class Live(HttpExtension):
             return Json({"status": "ok"})
 
     def watch(self, stream: Stream) -> Callable[[int, Delta], None] | None:
-        """Tell a page the numbers of its own request: the page chose the id of the request."""
+        """Tell a page the uids of its own request, which is known by its request id: the page chose that."""
         own = _OWN.fullmatch(stream.response_id) if self._pages else None
         for page in self._pages if own else ():
             if own and page.viewer == own[1]:

@@ -1,4 +1,4 @@
-"""The state of the live view's page equals the one that `minisgl.trace` rebuilds from the same run, step by step."""
+"""After each step, the live view's page has the state that `minisgl.trace` computes from the same run."""
 
 from __future__ import annotations
 
