@@ -214,13 +214,17 @@ class Dispatcher:
             self._check_idle()
             self._tokenizers[stream.tokenizer].send(Abort(open_uids))
 
-    def end(self, stream: Stream, message: str, status: int, code: str = "") -> None:
-        """Abort the stream's open requests, and end each of them with an error. ``code`` is that of `ApiError`."""
+    def end(self, stream: Stream, message: str, status: int, code: str = "") -> bool:
+        """Abort the stream's open requests, and end each of them with an error. ``code`` is that of `ApiError`.
+
+        Return whether there was an open request.
+        """
         open_uids = [uid for uid in stream.uids if uid in self._requests]
         for uid in open_uids:
             self._deliver(Delta(uid, finish=Finished(uid, "error", error=message, status=status, code=code)))
         if open_uids:
             self._tokenizers[stream.tokenizer].send(Abort(open_uids))
+        return bool(open_uids)
 
     def fail(self, message: str, status: int = 500) -> None:
         """End every open request and every pending query with an error."""

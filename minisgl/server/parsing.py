@@ -66,8 +66,9 @@ def _whole(value: Any, depth: int = 2) -> Any:
 
     So do the numbers in a list, and in lists in it: ``depth`` is how many lists may be inside each other.
     """
-    if depth and isinstance(value, list) and any(isinstance(each, float | list) for each in value):
-        return [_whole(each, depth - 1) for each in value]
+    if depth and isinstance(value, list):
+        changed = {float, list} if depth > 1 else {float}
+        return value if changed.isdisjoint(map(type, value)) else [_whole(each, depth - 1) for each in value]
     return int(value) if isinstance(value, float) and abs(value) < 2**53 and value.is_integer() else value
 
 

@@ -69,11 +69,9 @@ class Admin(HttpExtension):
             self._check_key(request)
             body, _ = await api.read(request, AbortBody, check_abort)
             found = [record for record in self._open.values() if body.abort_all or is_named(record, body.rid)]
-            for record in found:
-                if record.stream is not None:
-                    message = shorten(body.abort_message, 500)
-                    api.dispatcher.end(record.stream, message, CLIENT_CLOSED_REQUEST, "request_aborted")
-            return Json({"success": True, "num_aborted": len(found)})
+            error = shorten(body.abort_message, 500), CLIENT_CLOSED_REQUEST, "request_aborted"
+            ended = [record.stream is not None and api.dispatcher.end(record.stream, *error) for record in found]
+            return Json({"success": True, "num_aborted": sum(ended)})
 
     def admit(self, prompts: Sequence[Prompt], params: SamplingParams, record: RequestRecord) -> None:
         """Note a generation. `on_end` forgets it, whether or not it is submitted."""
