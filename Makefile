@@ -33,7 +33,8 @@ BASE := $(VENV)/.minisgl-base
 TOOLS := $(VENV)/.minisgl-tools
 TYPES := build/types
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+SHOWN := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+PIP := $(SHOWN) --quiet
 
 # The processes that tests start then load compiled modules.
 export PYTHONDONTWRITEBYTECODE :=
@@ -157,10 +158,13 @@ $(BASE): pyproject.toml constraints.txt
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'minisgl needs Python 3.11 or newer: make PYTHON=python3.12 ...')"
 	@echo "Installing into $(VENV): this takes a few minutes the first time."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) $(PIP_ARGS) torch
-	$(PIP) -e '.[lab]'
+	@echo "1 of 2: torch, the largest package."
+	@$(SHOWN) $(PIP_ARGS) torch
+	@echo "2 of 2: minisgl and the other packages."
+	@$(SHOWN) -e '.[lab]'
 	@touch $@
 
 $(TOOLS): $(BASE)
-	$(PIP) -e '.[test,lint,docs]'
+	@echo "Installing the tools for tests and documentation."
+	@$(SHOWN) -e '.[test,lint,docs]'
 	@touch $@

@@ -2,7 +2,7 @@
 
     ```bash skip="it serves until Ctrl-C"
 
-marks a block that is not run; the reason is shown on the page and in the tests' report. A block inside a longer fence
+marks a block that is not run; the reason is in the page's source and in the tests' report, not on the site. A block inside a longer fence
 is an example of a block, and is ignored.
 """
 
@@ -86,10 +86,9 @@ def plain_pipes(text: str) -> str:
     return re.sub(r"`[^`\n]+`", lambda match: match[0].replace("\\|", "|"), text)
 
 
-def show_skip_reason(block: Block) -> str:
-    """Return a block with ``skip="reason"`` followed by a line with the reason; return other blocks unchanged."""
+def hide_skip_reason(block: Block) -> str:
+    """Return a block without ``skip="reason"``, which is for the tests; return other blocks unchanged."""
     if "skip" not in block.options:
         return block.raw
     head, rest = block.raw.split("\n", 1)
-    reason = f'<p class="quoted">not run by the tests: {block.options["skip"]}</p>'
-    return f"{_OPTION.sub('', head).rstrip()}\n{rest}\n\n{block.indent}{reason}\n"
+    return f"{_OPTION.sub('', head).rstrip()}\n{rest}"

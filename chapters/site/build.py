@@ -85,7 +85,7 @@ def _listing(name: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Fill in quoted code, show why blocks are skipped, and link defined terms to the glossary."""
+    """Fill in quoted code, hide why the tests skip blocks, and link defined terms to the glossary."""
 
     def link(quote: quotes.Quote) -> str:
         if lab := quotes.spoiler(quote.path):
@@ -107,7 +107,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     markdown, pictures = rendered.for_site(links.for_site(markdown, page.file.src_uri))
     page.meta["pictures"] = {mark: _read(page, paths) for mark, paths in pictures.items()}
     markdown = blocks.map_text(markdown, blocks.plain_pipes)
-    markdown = blocks.map_blocks(blocks.map_blocks(markdown, fill), blocks.show_skip_reason)
+    markdown = blocks.map_blocks(blocks.map_blocks(markdown, fill), blocks.hide_skip_reason)
     known = terms.glossary((Path(config.docs_dir) / "glossary.md").read_text(encoding="utf-8"))
     return terms.link_marks(markdown, known, os.path.relpath("glossary.md", Path(page.file.src_uri).parent))
 

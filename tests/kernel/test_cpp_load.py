@@ -36,6 +36,30 @@ def test_slow_compilation_is_announced_once(
     assert line.startswith("compiling C++ kernels") and str(tmp_path) in line
 
 
+def test_long_compilation_says_that_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A reader of the log learns that a compiler of minutes still runs."""
+    pytest.importorskip("tvm_ffi", reason="apache-tvm-ffi is not installed here")
+
+    def wait_for_two_lines(*_: Any, **__: Any) -> str:
+        deadline = time.monotonic() + 60
+        while sum("still runs" in record.getMessage() for record in caplog.records) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return "library"
+
+    monkeypatch.setattr("tvm_ffi.cpp.load", wait_for_two_lines)
+    monkeypatch.setattr(cpp, "_find", lambda tool: tool)
+    monkeypatch.setattr(cpp, "ANNOUNCE_SECONDS", 0.0)
+    monkeypatch.setattr(cpp, "REPEAT_SECONDS", 0.02)
+    cpp._announce.cache_clear()
+    with caplog.at_level(logging.INFO, logger="minisgl.plugins.kernels.ops.cpp"):
+        assert cpp.load("linear.cpp") == "library"
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0].startswith("compiling C++ kernels")
+    assert len([line for line in lines if "the compiler still runs" in line]) >= 2
+
+
 def test_quick_load_is_silent(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """A library that loads at once is not announced, then or later."""
     pytest.importorskip("tvm_ffi", reason="apache-tvm-ffi is not installed here")

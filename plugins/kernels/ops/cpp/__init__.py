@@ -17,6 +17,7 @@ import platform
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ CPU = ("attention.cpp", "elementwise.cpp", "grouped.cpp", "linear.cpp")
 
 ANNOUNCE_SECONDS = 1.0
 """A compiled library is loaded in milliseconds. If a load takes longer than this, the log says that it compiles."""
+REPEAT_SECONDS = 15.0
+"""Seconds between two lines of the log while the compiler runs."""
 
 log = logging.getLogger(__name__)
 
@@ -68,14 +71,22 @@ def load(*names: str, native: bool = False, flags: Sequence[str] = ()) -> Any:
 
 @contextlib.contextmanager
 def _announced() -> Iterator[None]:
-    """Log that kernels are compiled, if the block takes longer than `ANNOUNCE_SECONDS`."""
-    timer = threading.Timer(ANNOUNCE_SECONDS, _announce)
-    timer.daemon = True
-    timer.start()
+    """Log that kernels are compiled, if the block takes longer than `ANNOUNCE_SECONDS`, and then for how long."""
+    done = threading.Event()
+    threading.Thread(target=_report, args=(done,), daemon=True).start()
     try:
         yield
     finally:
-        timer.cancel()
+        done.set()
+
+
+def _report(done: threading.Event) -> None:
+    began = time.monotonic()
+    if done.wait(ANNOUNCE_SECONDS):
+        return
+    _announce()
+    while not done.wait(REPEAT_SECONDS):
+        log.info("the compiler still runs, for %.0f s now", time.monotonic() - began)
 
 
 @functools.cache  # once in a process
