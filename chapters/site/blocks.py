@@ -2,8 +2,8 @@
 
     ```bash skip="it serves until Ctrl-C"
 
-marks a block that is not run; the reason is in the page's source and in the tests' report, not on the site. A block inside a longer fence
-is an example of a block, and is ignored.
+marks a block that is not run. The reason is in the page's source and in the tests' report, not on the site. A block
+inside a longer fence is an example of a block, and is ignored.
 """
 
 from __future__ import annotations
