@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from minisgl.plugins.command.shell import Chat, ChatError
-from minisgl.testing.serving import Server, scaled_timeout
+from minisgl.testing.serving import Server, patient_timeout
 
 pytestmark = pytest.mark.xdist_group("test_shell")  # one process: the server starts once
 
@@ -31,7 +31,7 @@ def server() -> Iterator[Server]:
 
 
 def pipe(text: str, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*SHELL, *words], input=text, capture_output=True, text=True, timeout=scaled_timeout(60))
+    return subprocess.run([*SHELL, *words], input=text, capture_output=True, text=True, timeout=patient_timeout(60))
 
 
 def test_piped_lines(server: Server) -> None:
@@ -62,10 +62,7 @@ def test_stopped_reply_is_kept(server: Server) -> None:
     reply = next(pieces) + next(pieces) + next(pieces)
     pieces.close()
     assert chat.messages[-1] == {"role": "assistant", "content": reply}
-    deadline = time.monotonic() + scaled_timeout(1.0)
-    while not server.idle_pool() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert server.idle_pool()
+    assert server.wait_until_idle(1.0)
 
 
 def test_errors(server: Server) -> None:
@@ -105,7 +102,7 @@ class Terminal:
 
     def expect(self, pattern: str, timeout: float = 30.0) -> str:
         """Read the output until the regular expression matches. Return the output up to the end of the match."""
-        deadline = time.monotonic() + scaled_timeout(timeout)
+        deadline = time.monotonic() + patient_timeout(timeout)
         while (match := re.search(pattern, self.seen)) is None:
             left = deadline - time.monotonic()
             assert left > 0, f"waited for {pattern!r}, saw {self.seen!r}"
@@ -135,7 +132,7 @@ def test_at_a_terminal(server: Server, tmp_path: Path) -> None:
         terminal.type("/reset\r")
         terminal.expect("was cleared")
         terminal.type("/exit\r")
-        assert terminal.process.wait(10) == 0
+        assert terminal.process.wait(patient_timeout(10)) == 0
     finally:
         terminal.close()
     assert "What is 12 + 30?" in (tmp_path / "minisgl" / "shell_history").read_text()
@@ -160,7 +157,7 @@ def test_own_server_ends_with_the_shell(tmp_path: Path) -> None:
         family = psutil.Process(terminal.process.pid).children(recursive=True)
         assert len(family) >= 4
         terminal.process.send_signal(signal.SIGKILL)
-        deadline = time.monotonic() + scaled_timeout(2.0)
+        deadline = time.monotonic() + patient_timeout(2.0)
         while (left := [p for p in family if is_running(p)]) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert left == []

@@ -17,7 +17,7 @@ from types import TracebackType
 
 import psutil
 
-from minisgl.testing.serving import scaled_timeout
+from minisgl.testing.serving import patient_timeout
 from minisgl.utils.process import free_port
 
 __all__ = ["Nodes"]
@@ -96,7 +96,7 @@ class Nodes:
 
     def wait_until_ready(self, timeout: float = 90.0) -> None:
         """Wait until node 0 prints the URL. Raise RuntimeError if a node ends first, or after ``timeout`` seconds."""
-        deadline = time.monotonic() + scaled_timeout(timeout)
+        deadline = time.monotonic() + patient_timeout(timeout)
         while (ready := re.search(r"minisgl is ready: (http://\S+)\n", self.output(0))) is None:
             if time.monotonic() > deadline or any(agent.poll() is not None for agent in self.agents):
                 raise RuntimeError(f"the nodes did not start:\n{self.log()}")
@@ -147,7 +147,7 @@ class Nodes:
         """
         began = time.monotonic()
         while left := [process for process in self.alive() if process not in but]:
-            if time.monotonic() - began > scaled_timeout(limit):
+            if time.monotonic() - began > patient_timeout(limit):
                 raise AssertionError(f"these processes still run: {left}\n{self.log()}")
             time.sleep(0.02)
         return time.monotonic() - began
@@ -158,7 +158,7 @@ class Nodes:
 
     def statuses(self) -> list[int]:
         """Wait for the torchrun commands and return their exit statuses."""
-        return [agent.wait(scaled_timeout(60)) for agent in self.agents]
+        return [agent.wait(patient_timeout(60)) for agent in self.agents]
 
     def terminate(self) -> None:
         """Send SIGTERM to the torchrun commands of all nodes."""

@@ -23,7 +23,7 @@ from types import TracebackType
 
 import psutil
 
-__all__ = ["Server", "scaled_timeout"]
+__all__ = ["Server", "patient_timeout", "scaled_timeout"]
 
 _SAMPLE = re.compile(r"^(\w+)(\{.*\})? (\S+)$", re.MULTILINE)
 
@@ -36,6 +36,15 @@ def scaled_timeout(seconds: float) -> float:
     """
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
     return seconds * max(2.0 if "PYTEST_XDIST_WORKER" in os.environ else 1.0, load)
+
+
+def patient_timeout(seconds: float) -> float:
+    """Return the limit of a wait that only a fault reaches, and that takes less than ``seconds`` alone.
+
+    A limit that is never reached costs nothing, and the load may rise after it is computed. So when tests run in
+    several processes, the limit is ten times as long. Where code is expected to reach its limit, use `scaled_timeout`.
+    """
+    return max(scaled_timeout(seconds), 10 * seconds if "PYTEST_XDIST_WORKER" in os.environ else seconds)
 
 
 class Server:
@@ -52,7 +61,7 @@ class Server:
         self,
         *options: str,
         wait: bool = True,
-        timeout: float = 90.0,
+        timeout: float = 240.0,
         env: Mapping[str, str] | None = None,
         attached: bool = False,
         python: Sequence[str] | None = None,
@@ -93,7 +102,7 @@ class Server:
             self._lines.put(line)
         self._lines.put("")
 
-    def wait_until_ready(self, timeout: float = 90.0) -> None:
+    def wait_until_ready(self, timeout: float = 240.0) -> None:
         """Wait until the server prints that it is ready.
 
         Raise RuntimeError after ``timeout`` seconds, or if the server exits first. A plugin may print other lines.
@@ -125,7 +134,7 @@ class Server:
 
     def metrics(self) -> dict[str, float]:
         """Return the samples of ``/metrics``: name with labels → value."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as response:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=60) as response:
             text = response.read().decode()
         return {name + labels: float(value) for name, labels, value in _SAMPLE.findall(text)}
 
@@ -147,6 +156,16 @@ class Server:
             and m["num_free_pages"] + m["num_cached_pages"] == m["num_pages"]
             and m["num_evictable_pages"] == m["num_cached_pages"]
         )
+
+    def wait_until_idle(self, seconds: float = 10.0) -> bool:
+        """Return whether `idle_pool` becomes true within ``seconds``, or ten times as many beside other tests.
+
+        The last step of a request may end after the client has its answer.
+        """
+        until = time.monotonic() + patient_timeout(seconds)
+        while not (idle := self.idle_pool()) and time.monotonic() < until:
+            time.sleep(0.02)
+        return idle
 
     # ---- end -----------------------------------------------------------------------------------------------
 

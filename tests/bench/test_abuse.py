@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 from minisgl.bench.abuses.catalogue import ABUSES
 from minisgl.bench.abuses.sending import UNANSWERED
 from minisgl.bench.abuses.watch import MEMORY_MB, Report, Watched, abuse, warm_up
-from minisgl.testing.serving import Server, scaled_timeout
+from minisgl.testing.serving import Server
 
 pytestmark = pytest.mark.xdist_group("test_abuse")  # one process: the server starts once
 
@@ -83,10 +82,7 @@ def test_abuse(server: Server, name: str) -> None:
     assert report.memory_after_mb is not None
     assert report.memory_before_mb is not None
     assert report.memory_after_mb <= report.memory_before_mb + MEMORY_MB
-    deadline = time.monotonic() + scaled_timeout(60)
-    while not server.idle_pool() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert server.idle_pool()
+    assert server.wait_until_idle(60)
     assert "Traceback" not in server.log()
 
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from minisgl.models.resolve import resolve_model
-from minisgl.testing.serving import Server, scaled_timeout
+from minisgl.testing.serving import Server, patient_timeout
 
 from .catalog import FOLDER, Client
 
@@ -92,7 +92,7 @@ def run_client(
                 cwd=out.parent,
                 capture_output=True,
                 text=True,
-                timeout=scaled_timeout(200),
+                timeout=patient_timeout(200),
                 check=False,
             )
             assert out.exists(), f"{client.script} failed:\n{ran.stderr[-4000:]}"

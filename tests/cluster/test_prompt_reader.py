@@ -116,7 +116,7 @@ def test_a_prompt_that_takes_long_holds_no_other(reader: PromptReader, monkeypat
         return original(path, body)
 
     monkeypatch.setattr(reader, "_read", slow)
-    monkeypatch.setattr(prompt_reader, "READ_SECONDS", 0.05)
+    monkeypatch.setattr(prompt_reader, "READ_SECONDS", 0.5)
     bodies = [json.dumps({"prompt": [1, 2, 3, index]}).encode() for index in range(4)]
 
     async def read_all() -> list[PromptView]:
@@ -172,7 +172,7 @@ def test_a_prompt_counts_until_it_is_read(reader: PromptReader, monkeypatch: pyt
     headers = Headers({"authorization": "Bearer key"})
 
     async def read_all() -> None:
-        monkeypatch.setattr(prompt_reader, "READ_SECONDS", 0.05)
+        monkeypatch.setattr(prompt_reader, "READ_SECONDS", 0.5)
         assert await reader(COMPLETIONS, headers, body) == PromptView(prompt_tokens=len(body) // 4)
         monkeypatch.setattr(prompt_reader, "READ_SECONDS", 60.0)
         assert (await reader(COMPLETIONS, headers, b" " * 50)).block_hashes == ()  # at once: it would not fit

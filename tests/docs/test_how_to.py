@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from minisgl.chapters.site.blocks import Block, blocks
-from minisgl.testing.serving import scaled_timeout
+from minisgl.testing.serving import patient_timeout
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {
@@ -76,7 +76,7 @@ def shown(page: str) -> list[Block]:
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run a command with this interpreter's programs."""
     env = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    limit = scaled_timeout(200)
+    limit = patient_timeout(200)
     return subprocess.run(
         ["bash", "-c", command], cwd=folder, env=env, capture_output=True, text=True, timeout=limit, check=False
     )

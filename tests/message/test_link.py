@@ -15,7 +15,7 @@ import pytest
 from minisgl.cluster.multi_node.frames import ChannelError, EndOfSteps, Frame, Leaving, RankReady, Session, Welcome
 from minisgl.cluster.multi_node.link import BEAT_SECONDS, SILENCE_SECONDS, Link
 from minisgl.testing.proxy import BOTH, Direction, Proxy
-from minisgl.testing.serving import scaled_timeout
+from minisgl.testing.serving import patient_timeout
 
 BEAT, SILENCE = 0.05, 1.0
 
@@ -37,7 +37,7 @@ class Side:
 
     def reason(self) -> str:
         """Wait until the link reports that the other side is gone, and return the reason."""
-        return self.reasons.get(timeout=scaled_timeout(30))
+        return self.reasons.get(timeout=patient_timeout(30))
 
 
 def tcp_pair() -> tuple[socket.socket, socket.socket]:
@@ -71,8 +71,8 @@ def test_idle_link_stays() -> None:
         assert leader.reasons.empty() and follower.reasons.empty()
         leader.link.send(EndOfSteps())
         follower.link.send(RankReady())
-        assert follower.messages.get(timeout=scaled_timeout(30)) == EndOfSteps()
-        assert leader.messages.get(timeout=scaled_timeout(30)) == RankReady()
+        assert follower.messages.get(timeout=patient_timeout(30)) == EndOfSteps()
+        assert leader.messages.get(timeout=patient_timeout(30)) == RankReady()
 
 
 def test_leaving() -> None:
@@ -80,7 +80,7 @@ def test_leaving() -> None:
     with connected() as (leader, follower, _):
         with follower.link._lock:
             follower.link.leave()
-        assert leader.messages.get(timeout=scaled_timeout(30)) == Leaving()
+        assert leader.messages.get(timeout=patient_timeout(30)) == Leaving()
 
 
 @pytest.mark.parametrize("directions", [BOTH, ("up",), ("down",)])
@@ -118,19 +118,19 @@ def test_promise_10_closed_connection() -> None:
         began = time.monotonic()
         leader.socket.shutdown(socket.SHUT_RDWR)
         assert "closed the connection" in follower.reason()
-        assert follower.died - began < scaled_timeout(SILENCE)
+        assert follower.died - began < patient_timeout(SILENCE)
 
 
 def test_close_is_no_death() -> None:
     """`Link.close` delivers its last message. Afterwards neither side reports that the other one is gone."""
     with connected() as (leader, follower, _):
         follower.link.send(RankReady())
-        assert leader.messages.get(timeout=scaled_timeout(30)) == RankReady()
+        assert leader.messages.get(timeout=patient_timeout(30)) == RankReady()
         follower.link._on_message = lambda message: (follower.link.close(), follower.messages.put(message))
         leader.link.close(EndOfSteps())
-        assert follower.messages.get(timeout=scaled_timeout(30)) == EndOfSteps()
+        assert follower.messages.get(timeout=patient_timeout(30)) == EndOfSteps()
         for side in (leader, follower):
-            side.link._thread.join(scaled_timeout(30))
+            side.link._thread.join(patient_timeout(30))
             assert not side.link._thread.is_alive() and side.reasons.empty() and side.socket.fileno() == -1
 
 

@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from minisgl.testing.serving import Server, scaled_timeout
+from minisgl.testing.serving import Server, patient_timeout
 
 ADMIN = {"authorization": "Bearer secret"}
 USER: list[Any] = [{"role": "user", "content": "What is a KV cache? Explain it in a long sentence."}]
@@ -53,7 +53,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def client(server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=scaled_timeout(60)) as made:
+    with httpx.Client(base_url=server.url, timeout=patient_timeout(60)) as made:
         yield made
 
 
@@ -70,7 +70,7 @@ def test_a_slow_compilation_beside_a_running_stream(server: Server, client: http
 
     def ask() -> None:
         body = {"messages": USER, "max_tokens": 20, "structured_outputs": {"choice": ["yes", "no"]}}
-        answers.append(httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=scaled_timeout(60)).json())
+        answers.append(httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=patient_timeout(60)).json())
 
     asking = threading.Thread(target=ask)
     with client.stream("POST", "/v1/chat/completions", json=LONG) as response:

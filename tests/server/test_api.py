@@ -346,7 +346,7 @@ def test_metrics(tutor: Server, client: openai.OpenAI) -> None:
     assert grew("minisgl_e2e_request_latency_seconds_count") == 1
     assert grew('minisgl_http_requests_total{route="/v1/completions",status="200"}') == 1
     assert after["minisgl_scheduler_num_pages"] == 512
-    assert tutor.idle_pool()
+    assert tutor.wait_until_idle()
     loaded = [name for name in after if name.startswith("minisgl_plugin{")]
     assert {p.split('process="')[1].split('"')[0] for p in loaded} == {"api", "scheduler-0"}
 

@@ -23,7 +23,7 @@ from uvicorn.server import ServerState
 
 from minisgl.plugins.http.connections import MAX_HEAD, MAX_HEADERS, MAX_PIPELINED, Connection, Limits
 from minisgl.server.serve import listen
-from minisgl.testing.serving import Server, scaled_timeout
+from minisgl.testing.serving import Server, patient_timeout
 
 pytestmark = pytest.mark.xdist_group("test_connections")  # one process: the server starts once
 
@@ -48,7 +48,7 @@ def narrow(tiny: Path) -> Iterator[Server]:
 
 def connect(server: Server) -> socket.socket:
     host, _, port = server.url.removeprefix("http://").rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=scaled_timeout(60))
+    return socket.create_connection((host, int(port)), timeout=patient_timeout(60))
 
 
 def read_all(client: socket.socket) -> bytes:
@@ -111,7 +111,7 @@ def test_headers_byte_by_byte_are_ended(server: Server) -> None:
         client.settimeout(0.1)
         data = b""
         client.sendall(b"GET /")
-        deadline = time.monotonic() + scaled_timeout(60)
+        deadline = time.monotonic() + patient_timeout(60)
         while not data and time.monotonic() < deadline:
             try:
                 client.sendall(b"x")
@@ -144,11 +144,11 @@ def test_stream_that_nobody_reads_is_ended(server: Server) -> None:
         host, _, port = server.url.removeprefix("http://").rpartition(":")
         client.connect((host, int(port)))
         client.sendall(completion(**more))
-        deadline = time.monotonic() + scaled_timeout(90)
+        deadline = time.monotonic() + patient_timeout(90)
         while server.metrics()["minisgl_scheduler_finished_abort_total"] < 8 and time.monotonic() < deadline:
             time.sleep(0.2)
         assert server.metrics()["minisgl_scheduler_finished_abort_total"] >= 8
-        assert server.idle_pool()
+        assert server.wait_until_idle()
     assert "Traceback" not in server.log()
 
 
@@ -296,7 +296,7 @@ def test_connections_above_the_limit_are_refused(narrow: Server) -> None:
             assert reply.startswith(b"HTTP/1.1 503 ")
             assert b"\r\nretry-after: 1\r\n" in reply
             assert json.loads(reply.partition(b"\r\n\r\n")[2])["error"]["type"] == "server_error"
-    deadline = time.monotonic() + scaled_timeout(60)
+    deadline = time.monotonic() + patient_timeout(60)
     models = HEALTH.replace(b"/health", b"/v1/models").replace(b"host: x", b"host: x\r\nconnection: close")
     while answer(narrow, models).startswith(b"HTTP/1.1 503 "):
         assert time.monotonic() < deadline

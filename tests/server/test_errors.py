@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from minisgl.testing.serving import Server, scaled_timeout
+from minisgl.testing.serving import Server
 
 pytestmark = pytest.mark.xdist_group("tutor")  # one process: the server starts once
 USER = [{"role": "user", "content": "Hi"}]
@@ -177,7 +176,7 @@ def test_promise_2_bad_requests_are_refused(tutor: Server, stream: bool) -> None
     assert wrong == {}
     after = tutor.metrics()
     assert after["minisgl_scheduler_steps_total"] == before["minisgl_scheduler_steps_total"]
-    assert tutor.idle_pool()
+    assert tutor.wait_until_idle()
     assert_serves(tutor)
 
 
@@ -192,10 +191,7 @@ def test_promise_2_one_bad_prompt_of_two(tutor: Server) -> None:
     for stream in (False, True):
         body = {"prompt": ["a", ""], "max_tokens": 500, "ignore_eos": True, "stream": stream}
         assert error_of(httpx.post(f"{tutor.url}{PLAIN}", json=body, timeout=60), 400)["param"] == "prompt"
-    deadline = time.monotonic() + scaled_timeout(1.0)
-    while not tutor.idle_pool() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert tutor.idle_pool()
+    assert tutor.wait_until_idle(1.0)
 
 
 def test_context_length_error(tutor: Server) -> None:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from minisgl.testing.serving import Server, scaled_timeout
+from minisgl.testing.serving import Server, patient_timeout
 
 FILE = """
 import os, sys
@@ -55,7 +55,7 @@ def plugin(folder: Path, **bodies: str) -> str:
 
 def complete(server: Server) -> httpx.Response:
     body = {"prompt": "abcabcabc", "max_tokens": 8, "ignore_eos": True}
-    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=scaled_timeout(60))
+    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=patient_timeout(60))
 
 
 @pytest.mark.parametrize("metrics", ["sys.exit(0)", "return 'x \\udcff'"])
@@ -71,7 +71,7 @@ def test_bad_metrics_end_no_server(tiny: Path, tmp_path: Path, metrics: str) -> 
         said = [line for line in server.log().splitlines() if "minisgl_metrics of" in line]
         assert len(said) == 1 and path in said[0]
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(scaled_timeout(30)) == 0
+        assert server.process.wait(patient_timeout(30)) == 0
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_error_names_the_plugin(tiny: Path, tmp_path: Path, bodies: dict[str, st
     path = plugin(tmp_path, **bodies)
     with Server(f"model={tiny}", "num_pages=64", f"plugins={path}", "speculation=bad") as server:
         answer = complete(server)
-        assert server.process.wait(scaled_timeout(30)) == 1
+        assert server.process.wait(patient_timeout(30)) == 1
         (line,) = [line for line in server.log().splitlines() if "launcher: scheduler-0 died" in line]
     for word in [path, *words]:
         assert word in line
@@ -98,7 +98,7 @@ def test_process_that_ends_without_a_word(tiny: Path, tmp_path: Path) -> None:
     path = plugin(tmp_path, finished="os._exit(0)")
     with Server(f"model={tiny}", "num_pages=64", f"plugins={path}") as server:
         complete(server)
-        assert server.process.wait(scaled_timeout(30)) == 1
+        assert server.process.wait(patient_timeout(30)) == 1
         assert "scheduler-0 died: it ended with status 0, without an error message" in server.log()
 
 
@@ -106,5 +106,5 @@ def test_failure_at_the_end(tiny: Path, tmp_path: Path) -> None:
     path = plugin(tmp_path, closed="sys.exit(0)")
     with Server(f"model={tiny}", "num_pages=64", f"plugins={path}") as server:
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(scaled_timeout(30)) == 1
+        assert server.process.wait(patient_timeout(30)) == 1
         assert path in server.log() and "minisgl_closed" in server.log()

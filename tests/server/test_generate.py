@@ -14,6 +14,7 @@ from minisgl.core import Finished
 from minisgl.message import Delta, PromptLogprob, TokenLogprob
 from minisgl.server.generate import Choice, EventStream, ResponseBuilder
 from minisgl.server.request_record import Stream
+from minisgl.testing.serving import patient_timeout
 
 
 class FakeDispatcher:
@@ -50,6 +51,12 @@ class Client:
         return [part if part == "[DONE]" else json.loads(part) for part in parts]
 
 
+async def settled() -> None:
+    """Let the event loop turn until the other tasks wait. Turns are counted, because time also passes without them."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
 def play(
     client_delay: float, feed: Callable[[Stream, Client], Any], n: int = 1
 ) -> tuple[Client, FakeDispatcher, Stream]:
@@ -57,7 +64,7 @@ def play(
         stream, dispatcher, client = Stream(list(range(n)), 0), FakeDispatcher(), Client(client_delay)
         builder = ResponseBuilder(chat=True, model="m", n=n, logprobs=False, token_ids=False, include_usage=True)
         response = EventStream(dispatcher, stream, builder)  # type: ignore[arg-type]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patient_timeout(10)):
             await asyncio.gather(response({"type": "http"}, client.receive, client.send), feed(stream, client))
         return client, dispatcher, stream
 
@@ -73,7 +80,7 @@ def test_promise_1_slow_client_gets_all_output() -> None:
     async def feed(stream: Stream, client: Client) -> None:
         for i in range(10):
             stream.put(0, Delta(0, f"{i} "))
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
         stream.put(0, Delta(0, "end", finish=Finished(0, "stop", 3, 0, 10)))
 
     client, _, stream = play(0.03, feed)
@@ -93,11 +100,11 @@ def test_tokens_without_text_do_not_look_like_a_pause(monkeypatch: pytest.Monkey
 
     async def feed(stream: Stream, client: Client) -> None:
         nonlocal now
-        await asyncio.sleep(0.01)
+        await settled()
         for text, seconds in (("a", 0.0), ("", 0.04), ("", 0.02), ("", 0.04), ("b", 0.0), ("", 0.04), ("", 0.02)):
             now += seconds
             stream.put(0, Delta(0, text, tokens=[7]))
-            await asyncio.sleep(0.01)
+            await settled()
         stream.put(0, Delta(0, finish=Finished(0, "stop", 3, 0, 8)))
 
     client, _, _ = play(0.0, feed)
@@ -108,7 +115,7 @@ def test_tokens_without_text_do_not_look_like_a_pause(monkeypatch: pytest.Monkey
 def test_choices_finish_separately() -> None:
     async def feed(stream: Stream, client: Client) -> None:
         stream.put(1, Delta(1, "b", finish=Finished(1, "length", 3, 0, 1)))
-        await asyncio.sleep(0.01)
+        await settled()
         stream.put(0, Delta(0, "a"))
         stream.put(0, Delta(0, "", finish=Finished(0, "stop", 3, 2, 2)))
 
@@ -176,7 +183,7 @@ def test_error_ends_the_stream() -> None:
 
     async def feed(stream: Stream, client: Client) -> None:
         stream.put(0, Delta(0, "a"))
-        await asyncio.sleep(0.01)
+        await settled()
         stream.put(0, Delta(0, finish=Finished(0, "error", error="the engine died")))
 
     client, dispatcher, stream = play(0.0, feed)
@@ -191,7 +198,7 @@ def test_disconnect_without_output() -> None:
 
     async def feed(stream: Stream, client: Client) -> None:
         stream.put(0, Delta(0, "a"))
-        await asyncio.sleep(0.02)
+        await settled()
         client.disconnected.set()
 
     client, dispatcher, stream = play(0.0, feed)
@@ -204,7 +211,7 @@ def test_disconnect_while_sending() -> None:
 
     async def feed(stream: Stream, client: Client) -> None:
         stream.put(0, Delta(0, "a"))
-        await asyncio.sleep(0.05)
+        await settled()
         client.disconnected.set()
 
     assert len(play(60.0, feed)[1].streams) == 1

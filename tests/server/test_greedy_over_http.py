@@ -65,7 +65,7 @@ def test_promise_8_greedy_tokens_match_transformers(
         groups = [prompt_ids[i : i + 8] for i in range(0, len(prompt_ids), 8)]
         together = [tokens for answered in pool.map(ask, groups) for tokens in answered]
         metrics = server.metrics()
-        assert server.idle_pool()
+        assert server.wait_until_idle()
     Oracle(path).check_all([*prompt_ids, *(prompt_ids[i] for i in (0, 1, 3))], together + alone)
     assert (metrics["minisgl_scheduler_cached_tokens_total"] > 0) == (cache == "radix")
     assert metrics["minisgl_step_rows_sum"] > metrics["minisgl_step_rows_count"] * 2  # the requests were batched

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from minisgl.testing.serving import Server, scaled_timeout
+from minisgl.testing.serving import Server, patient_timeout
 from minisgl.utils.process import free_port
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "kv_events" / "subscriber.py"
@@ -59,7 +59,7 @@ def generate(server: Server, prompt: list[int], **more: Any) -> list[int]:
 
 def expect(server: Server, subscriber: Any, blocks: set[int]) -> None:
     """Wait until the subscriber has these blocks. The server must have as many cached pages."""
-    end = time.monotonic() + scaled_timeout(30)
+    end = time.monotonic() + patient_timeout(30)
     while subscriber.blocks != blocks:
         assert time.monotonic() < end, (subscriber.last, sorted(subscriber.blocks), sorted(blocks))
         subscriber.poll(0.1)
@@ -83,15 +83,15 @@ def test_a_server_and_its_successor(options: list[str], subscriber_class: Any) -
         assert metrics["minisgl_kv_events_stored_blocks_total"] == len(blocks)
         assert metrics["minisgl_kv_events_errors_total"] == 0
         os.kill(server.process.pid, signal.SIGKILL)
-        server.wait(scaled_timeout(10))
+        server.wait(patient_timeout(10))
     assert subscriber.restarts == 0
     with Server(*options, "tp=2") as server:
         other = generate(server, list(range(200, 240)))
         expect(server, subscriber, {*hashes(other[:-1])})
         assert subscriber.restarts == 1
         server.process.send_signal(signal.SIGINT)
-        assert server.wait(scaled_timeout(20)) == 130
-        end = time.monotonic() + scaled_timeout(2)
+        assert server.wait(patient_timeout(20)) == 130
+        end = time.monotonic() + patient_timeout(2)
         while server.leftovers():
             assert time.monotonic() < end, server.leftovers()
             time.sleep(0.05)

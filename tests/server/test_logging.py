@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 
-from minisgl.testing.serving import Server, scaled_timeout
+from minisgl.testing.serving import Server, patient_timeout
 
 
 def entries(server: Server) -> list[dict[str, str]]:
@@ -20,7 +20,7 @@ def test_json_log_of_every_process(tiny: Path) -> None:
     """Two ranks, the API server and a tokenizer log at debug level, each under its own name and process id."""
     with Server(f"model={tiny}", "tp=2", "num_pages=64", "log_level=debug", "log_format=json") as server:
         httpx.get(f"{server.url}/health").raise_for_status()
-        deadline = time.monotonic() + scaled_timeout(30)
+        deadline = time.monotonic() + patient_timeout(30)
         while "GET /health" not in server.log() and time.monotonic() < deadline:
             time.sleep(0.05)  # the line is written after the response
         log = entries(server)

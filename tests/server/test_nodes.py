@@ -11,7 +11,7 @@ import httpx
 
 from minisgl import LLM, SamplingParams
 from minisgl.testing.nodes import Nodes
-from minisgl.testing.serving import scaled_timeout
+from minisgl.testing.serving import patient_timeout
 
 OPTIONS = ["model=tutor", "num_pages=512", "server.tokenizers=0"]
 PROMPTS = ["What is a KV cache?", "Explain paged attention.", "def f(x):"]
@@ -34,7 +34,7 @@ def test_promise_10_two_nodes() -> None:
             nodes.rank(1).kill()
             rest = list(lines)
         nodes.seconds_until_gone()
-        assert time.monotonic() - killed < scaled_timeout(5)
+        assert time.monotonic() - killed < patient_timeout(5)
         assert "rank 1 (127.0.0.1): it has ended" in "".join(rest)
         assert nodes.statuses() == [1, 1]
         assert nodes.leftovers() == []

@@ -90,7 +90,7 @@ def test_odd_values(tutor: Server) -> None:
                 if answer.status_code != 400 or (param is not None and error["param"] != param):
                     wrong[name] = (answer.status_code, error)
     assert wrong == {}
-    assert tutor.idle_pool()
+    assert tutor.wait_until_idle()
     assert_serves(tutor)
 
 

@@ -25,7 +25,7 @@ from minisgl.cluster.multi_node.handshake import WrongSecretError, greet
 from minisgl.cluster.multi_node.link import Link
 from minisgl.cluster.multi_node.remote_ranks import RemoteRanks
 from minisgl.config import ConfigError
-from minisgl.testing.serving import scaled_timeout
+from minisgl.testing.serving import patient_timeout
 from minisgl.utils.version import __version__
 
 SECRET = b"0123456789abcdef"
@@ -53,7 +53,7 @@ class Rank:
         self.link.start()
 
     def next(self) -> Frame:
-        return self.messages.get(timeout=scaled_timeout(30))
+        return self.messages.get(timeout=patient_timeout(30))
 
 
 class Leader(RemoteRanks):
@@ -86,7 +86,7 @@ def connected(size: int) -> Iterator[tuple[Leader, dict[int, Rank]]]:
     ranks = {rank: Rank(leader.address, rank, size) for rank in reversed(range(1, size))}
     try:
         assert [rank.next() for rank in ranks.values()] == [WELCOME] * (size - 1)
-        thread.join(scaled_timeout(30))
+        thread.join(patient_timeout(30))
         yield leader, ranks
     finally:
         leader.end()
@@ -112,7 +112,7 @@ def test_waits_for_all_ranks_to_be_ready() -> None:
         ranks[2].link.send(RankReady())
         assert not done.wait(0.2)
         ranks[1].link.send(RankReady())
-        assert done.wait(scaled_timeout(30))
+        assert done.wait(patient_timeout(30))
 
 
 def end_connection(rank: Rank) -> None:
@@ -144,14 +144,14 @@ def test_promise_10_death_of_a_rank(action: Callable[[Rank], None], reason: str,
     """The death of any rank is reported, with its number and the reason, without a step on the way."""
     with connected(3) as (leader, ranks):
         action(ranks[2])
-        text, option = leader.deaths.get(timeout=scaled_timeout(30))
+        text, option = leader.deaths.get(timeout=patient_timeout(30))
         assert text.startswith("rank 2 (127.0.0.1): ") and reason in text and option == options
 
 
 def test_leaving() -> None:
     with connected(2) as (leader, ranks):
         ranks[1].link.send(Leaving())
-        assert leader.leaving.wait(scaled_timeout(30))
+        assert leader.leaving.wait(patient_timeout(30))
 
 
 def test_strangers_do_not_disturb() -> None:
@@ -165,7 +165,7 @@ def test_strangers_do_not_disturb() -> None:
         Rank(leader.address, 1, 2, b"another secret!!")
     rank = Rank(leader.address, 1, 2)
     assert rank.next() == WELCOME
-    thread.join(scaled_timeout(30))
+    thread.join(patient_timeout(30))
     assert not thread.is_alive() and not leader.errors and leader.deaths.empty()
     with pytest.raises(OSError):  # all ranks are here: nothing listens any more
         socket.create_connection((host, int(port)))
@@ -183,12 +183,12 @@ def test_too_many_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
     silent = [socket.create_connection((host, int(port))) for _ in range(2)]
     thread = leader.connect_in_thread()
     extra = socket.create_connection((host, int(port)))
-    extra.settimeout(scaled_timeout(30))
+    extra.settimeout(patient_timeout(30))
     assert extra.recv(1) == b""
     assert [sock.recv(1) for sock in silent] == [b"", b""]
-    monkeypatch.setattr("minisgl.cluster.multi_node.handshake.HANDSHAKE_SECONDS", scaled_timeout(30))
+    monkeypatch.setattr("minisgl.cluster.multi_node.handshake.HANDSHAKE_SECONDS", patient_timeout(30))
     assert Rank(leader.address, 1, 2).next() == WELCOME
-    thread.join(scaled_timeout(30))
+    thread.join(patient_timeout(30))
     leader.end()
     for sock in (*silent, extra):
         sock.close()
@@ -202,10 +202,10 @@ def test_second_connection_of_a_rank_is_refused() -> None:
     while 1 not in leader._links:
         time.sleep(0.01)
     second = Rank(leader.address, 1, 3)
-    assert "closed the connection" in second.reasons.get(timeout=scaled_timeout(30))
+    assert "closed the connection" in second.reasons.get(timeout=patient_timeout(30))
     other = Rank(leader.address, 2, 3)
     assert first.next() == other.next() == WELCOME
-    thread.join(scaled_timeout(30))
+    thread.join(patient_timeout(30))
     leader.end()
 
 
@@ -213,7 +213,7 @@ def test_missing_ranks_are_named() -> None:
     leader = Leader(4)
     thread = leader.connect_in_thread(1.0)
     Rank(leader.address, 2, 4)
-    thread.join(scaled_timeout(30))
+    thread.join(patient_timeout(30))
     assert isinstance(leader.errors[0], TimeoutError) and "rank 1, 3 to 127.0.0.1:" in str(leader.errors[0])
 
 

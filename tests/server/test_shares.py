@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
 import pytest
-import zmq
 
 from minisgl.core import SamplingParams
 from minisgl.message import Abort, Message, Ping, Submit, TextPrompt
-from minisgl.message.queue import Addresses, Pull, Push
 from minisgl.plugins.http.bounds import default_choices
 from minisgl.plugins.http.shares import Shares
 from minisgl.server.dispatch import DISPLACED
@@ -116,31 +113,24 @@ def test_large_requests_do_not_fill_the_queue(sizes: list[int], displaces: bool)
 # ---- the tokenizer's inbox -----------------------------------------------------------------------------------------
 
 
-class Inbox:
-    """A `FairInbox`, and the socket that sends to it."""
+class Arrived:
+    """The tokenizer's socket, at which these messages have arrived."""
 
-    def __init__(self) -> None:
-        self._addresses = Addresses.make(1, 1)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.pull = Pull(self._context, self._addresses.tokenizers[0])
-        self._push, self.fair = Push(self._context, self._addresses.tokenizers[0]), FairInbox(self.pull)
+    def __init__(self, messages: list[Message]):
+        self._messages = messages
 
-    def get(self, sent: list[Message]) -> list[Any]:
-        """Send messages, and return the same number of received ones, or those before the inbox would wait."""
-        for message in sent:
-            self._push.send(message)
-        deadline = time.monotonic() + 20
-        while not self.pull.wait(1.0) and time.monotonic() < deadline:
-            pass
-        time.sleep(0.1)  # the rest arrives
-        received = []
-        while self.pull.ready() or self.fair._queues:
-            received.append(self.fair.receive())
-        return received
+    def drain(self, block: bool) -> Iterator[Message]:
+        while self._messages:
+            yield self._messages.pop(0)
 
-    def close(self) -> None:
-        self._context.destroy(linger=0)
-        self._addresses.remove()
+
+def received(sent: list[Message]) -> list[Any]:
+    """Return the messages in the order in which a `FairInbox` returns them."""
+    inbox = FairInbox(Arrived(sent))  # type: ignore[arg-type]
+    messages = [inbox.receive()]
+    while inbox._queues:
+        messages.append(inbox.receive())
+    return messages
 
 
 def of(uid: int, group: int = 0) -> Submit:
@@ -148,17 +138,15 @@ def of(uid: int, group: int = 0) -> Submit:
 
 
 def test_prompts_of_one_request_do_not_delay_others() -> None:
-    with closing(Inbox()) as inbox:
-        received = inbox.get([*(of(uid, 1) for uid in range(1, 6)), of(6), of(7, 7), of(8, 7), Ping(), of(9)])
-    names = [message.uids[0] if isinstance(message, Submit) else "ping" for message in received]
+    messages = received([*(of(uid, 1) for uid in range(1, 6)), of(6), of(7, 7), of(8, 7), Ping(), of(9)])
+    names = [message.uids[0] if isinstance(message, Submit) else "ping" for message in messages]
     assert names == [1, 6, 7, 2, "ping", 8, 3, 9, 4, 5]
 
 
 def test_promise_1_abort_does_not_overtake_prompts() -> None:
     """Prompts of aborted requests that still wait are dropped; the `Abort` of all goes on to the scheduler."""
-    with closing(Inbox()) as inbox:
-        received = inbox.get([of(1, 1), of(2, 1), of(3, 1), of(4), Abort([1, 2, 3]), Abort([4])])
-    assert received == [of(4), Abort([1, 2, 3]), Abort([4])]
+    sent = [of(1, 1), of(2, 1), of(3, 1), of(4), Abort([1, 2, 3]), Abort([4])]
+    assert received(sent) == [of(4), Abort([1, 2, 3]), Abort([4])]
 
 
 # ---- a server ------------------------------------------------------------------------------------------------------

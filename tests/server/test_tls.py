@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import serialization
 
 from minisgl.config import ConfigError, ServerConfig
 from minisgl.plugins.http.tls import check_tls
-from minisgl.testing.serving import Server, scaled_timeout
+from minisgl.testing.serving import Server, patient_timeout
 
 pytestmark = pytest.mark.xdist_group("test_tls")  # one process: the server starts once
 
@@ -61,7 +61,7 @@ def context() -> ssl.SSLContext:
 
 def test_requests_over_https(server: Server, context: ssl.SSLContext) -> None:
     assert server.url.startswith("https://127.0.0.1:")
-    with httpx.Client(base_url=server.url, verify=context, timeout=scaled_timeout(60)) as client:
+    with httpx.Client(base_url=server.url, verify=context, timeout=patient_timeout(60)) as client:
         assert client.get("/health").json() == {"status": "ok"}
         body = {"prompt": [5, 6], "max_tokens": 20, "ignore_eos": True}
         full = client.post("/v1/completions", json=body).json()
@@ -86,7 +86,7 @@ def test_slow_request_over_tls_is_ended(server: Server, context: ssl.SSLContext)
     """The limits of connections hold for encrypted ones too."""
     host, _, port = server.url.removeprefix("https://").rpartition(":")
     with (
-        socket.create_connection((host, int(port)), timeout=scaled_timeout(60)) as plain,
+        socket.create_connection((host, int(port)), timeout=patient_timeout(60)) as plain,
         context.wrap_socket(plain, server_hostname=host) as client,
     ):
         client.sendall(b"POST /v1")

@@ -19,7 +19,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from minisgl.config import Config, ConfigError, ServerConfig
 from minisgl.plugins.http.tracing import Tracer, check_tracing
-from minisgl.testing.serving import Server, scaled_timeout
+from minisgl.testing.serving import Server, patient_timeout
 
 RunApp = Callable[..., None]
 BODY = {"prompt": [5, 6, 7], "max_tokens": 2}
@@ -96,7 +96,7 @@ def test_unusable_parent_is_ignored(run_app: RunApp) -> None:
 
 
 def test_span_of_a_failed_request(run_app: RunApp) -> None:
-    full, stream = spans_of(run_app, (BODY, {}), ({**BODY, "stream": True}, {}), silent=True, request_timeout=0.1)
+    full, stream = spans_of(run_app, (BODY, {}), ({**BODY, "stream": True}, {}), silent=True, request_timeout=1.0)
     assert full.status.status_code is stream.status.status_code is StatusCode.ERROR
     assert (full.attributes or {})["error.type"] == "504"
     assert (stream.attributes or {})["error.type"] == "aborted"
@@ -158,7 +158,7 @@ def test_spans_reach_a_collector(tiny: Path) -> None:
     with Server(f"model={tiny}", "num_pages=64", endpoint, "server.served_model_name=t") as server:
         httpx.post(f"{server.url}/v1/completions", json=BODY, timeout=60).raise_for_status()
         server.process.terminate()
-        assert server.wait(scaled_timeout(60)) == 0
+        assert server.wait(patient_timeout(60)) == 0
     assert collector.names == ["text_completion t"]
     collector.shutdown()
     collector.server_close()

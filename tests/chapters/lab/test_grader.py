@@ -37,7 +37,7 @@ from minisgl.chapters.lab.grader.shrink import smallest
 from minisgl.chapters.lab.skeletons import solution
 from minisgl.chapters.lab.verdicts import LINES, Report, Verdict
 from minisgl.testing.drive import make_plugin
-from minisgl.testing.serving import scaled_timeout
+from minisgl.testing.serving import patient_timeout
 
 POLICY = find("policy")
 PLAN = POLICY.gates[0]
@@ -97,7 +97,7 @@ def test_endless_loop(fork_server: ForkServer, tmp_path: Path) -> None:
     """An endless loop is reported within ten seconds, with its line and its workload."""
     begun = time.monotonic()
     verdict = try_plan(fork_server, policy(tmp_path, "while True: pass"))
-    assert time.monotonic() - begun < scaled_timeout(10)
+    assert time.monotonic() - begun < patient_timeout(10)
     assert (verdict.cause, verdict.green) == ("hangs", False)
     assert "in plan: while True: pass" in verdict.seen
     assert verdict.workload is not None and verdict.show  # the smallest one may have no requests
@@ -108,7 +108,7 @@ def test_deadlock(fork_server: ForkServer, tmp_path: Path) -> None:
     top = "import threading\nlock = threading.Lock()"
     begun = time.monotonic()
     verdict = try_plan(fork_server, policy(tmp_path, "lock.acquire()\nlock.acquire()", top))
-    assert time.monotonic() - begun < scaled_timeout(10)
+    assert time.monotonic() - begun < patient_timeout(10)
     assert verdict.cause == "hangs"
 
 
@@ -124,7 +124,7 @@ def test_watchdog(fork_server: ForkServer, tmp_path: Path) -> None:
     loop = "while True:\n    try:\n        while True: pass\n    except BaseException: pass"
     begun = time.monotonic()
     verdict = try_plan(fork_server, policy(tmp_path, loop), limit=2.0)
-    assert time.monotonic() - begun < scaled_timeout(5)
+    assert time.monotonic() - begun < patient_timeout(5)
     assert verdict.cause == "hangs"
     assert verdict.workload is not None, "the workload that was running, or a smaller one"
 
@@ -288,7 +288,7 @@ def served(path: Path, calls: dict[str, float], sha256: str = "abc") -> Served:
 
 def test_file_never_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server gate fails unless /metrics counts a call of the student's own file."""
-    monkeypatch.setattr("minisgl.chapters.lab.grader.server_gate.scaled_timeout", lambda seconds: 0.0)
+    monkeypatch.setattr("minisgl.chapters.lab.grader.server_gate.patient_timeout", lambda seconds: 0.0)
     path = tmp_path / "my_policy.py"
     assert _check_called(served(path, {"plan": 3.0}), ["plan"], "scheduler-0") == {"plan": 3.0}
     for one in (
@@ -304,7 +304,7 @@ def test_file_never_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_package_never_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server gate of the capstone fails for an observer whose hooks are never called, and names called hooks."""
-    monkeypatch.setattr("minisgl.chapters.lab.gates.capstone.scaled_timeout", lambda seconds: 0.0)
+    monkeypatch.setattr("minisgl.chapters.lab.gates.capstone.patient_timeout", lambda seconds: 0.0)
 
     class Fake(Installed):
         calls_of: ClassVar[dict[str, dict[str, float]]] = {}

@@ -22,7 +22,7 @@ from minisgl.chapters.lab.grading.text import name, one_line, several_lines
 from minisgl.chapters.lab.grading.usage import Usage
 from minisgl.chapters.lab.skeletons import skeleton
 from minisgl.chapters.lab.verdicts import Verdict
-from minisgl.testing.serving import scaled_timeout
+from minisgl.testing.serving import patient_timeout
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="`lab grade` needs Linux, and says so")
 POLICY, CAPSTONE = find("policy"), find("capstone")
@@ -239,7 +239,8 @@ def test_total_of_several_processes(tmp_path: Path, size: int, files: int, cause
     """Each process is below the limit; together they are above it. Deleted files that are open count too."""
     (tmp_path / "hungry.py").write_text(HUNGRY)
     command = [sys.executable, "-c", GRADER, "hungry.py", str(size), str(files)]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=scaled_timeout(120), check=True)
+    limit = patient_timeout(120)
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=limit, check=True)
     assert ran.stdout.startswith(f"-9 {cause} The processes together used 0."), ran.stdout
 
 
@@ -270,5 +271,6 @@ for child in children:
 def test_shared_pages_count_once(tmp_path: Path) -> None:
     """Forked processes share the pages that they do not write."""
     command = [sys.executable, "-c", SHARING]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=scaled_timeout(120), check=True)
+    limit = patient_timeout(120)
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=limit, check=True)
     assert 70 * 2**20 < int(ran.stdout) < 400 * 2**20  # seven times 80 MiB are 560 MiB

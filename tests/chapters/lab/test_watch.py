@@ -15,7 +15,7 @@ import pytest
 
 from minisgl.chapters.lab import watch as watch_module
 from minisgl.chapters.lab.watch import watch
-from minisgl.testing.serving import scaled_timeout
+from minisgl.testing.serving import patient_timeout
 
 GRADER = """
 import signal, sys, time
@@ -67,7 +67,7 @@ class Watched:
         os.replace(other, self.file)
 
     def wait(self, line: str) -> None:
-        end = time.monotonic() + scaled_timeout(30)
+        end = time.monotonic() + patient_timeout(30)
         while not self.log.exists() or line not in self.log.read_text().splitlines():
             assert time.monotonic() < end, self.log.read_text() if self.log.exists() else "no log"
             time.sleep(0.02)
@@ -87,7 +87,7 @@ def test_each_save_is_graded_until_one_is_right(watched: Watched) -> None:
     watched.save("worse")
     watched.wait("end worse")
     watched.save("right")
-    watched.thread.join(scaled_timeout(30))
+    watched.thread.join(patient_timeout(30))
     assert not watched.thread.is_alive()
     steps = [f"{what} {text}" for text in ("wrong", "worse", "right") for what in ("begin", "end")]
     assert watched.log.read_text().splitlines() == steps
@@ -103,7 +103,7 @@ def test_a_save_while_the_file_is_graded(watched: Watched, monkeypatch: pytest.M
     watched.save("deaf")
     watched.wait("deaf deaf")
     watched.save("right")
-    watched.thread.join(scaled_timeout(60))
+    watched.thread.join(patient_timeout(60))
     assert not watched.thread.is_alive()
     lines = watched.log.read_text().splitlines()
     assert lines[-2:] == ["begin right", "end right"]
@@ -131,11 +131,11 @@ def test_signals_end_the_grader(watched: Watched, number: signal.Signals, text: 
     with subprocess.Popen(words, stderr=subprocess.DEVNULL, restore_signals=True) as watcher:
         watched.wait("deaf deaf" if text == "deaf" else "begin slow")
         (grader,) = psutil.Process(watcher.pid).children()
-        end = time.monotonic() + scaled_timeout(60)
+        end = time.monotonic() + patient_timeout(60)
         watcher.send_signal(number)
         while text == "deaf" and watcher.poll() is None:
             assert time.monotonic() < end
             time.sleep(0.2)
             watcher.send_signal(number)
-        assert watcher.wait(scaled_timeout(60)) != 0
+        assert watcher.wait(patient_timeout(60)) != 0
     assert not grader.is_running() or grader.status() == psutil.STATUS_ZOMBIE

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from minisgl.testing.serving import Server, scaled_timeout
+from minisgl.testing.serving import Server, patient_timeout
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -37,7 +37,7 @@ def browser() -> Iterator[Chrome]:
     for flag in FLAGS.split():
         options.add_argument(flag)
     driven = Chrome(options=options, service=Service(driver))
-    driven.set_script_timeout(scaled_timeout(60))
+    driven.set_script_timeout(patient_timeout(60))
     yield driven
     driven.quit()
 
@@ -62,7 +62,7 @@ def page(browser: Chrome, server: Server) -> Iterator[Chrome]:
 
 def wait(browser: Chrome, condition: str) -> Any:
     """Wait until a JavaScript expression is true, and return its value."""
-    until = time.monotonic() + scaled_timeout(30)
+    until = time.monotonic() + patient_timeout(30)
     while not (value := browser.execute_script(f"return {condition}")):
         assert time.monotonic() < until, f"{condition}\n{browser.find_element('css selector', 'body').text}"
         time.sleep(0.05)

@@ -20,7 +20,7 @@ from minisgl.config import Config, ConfigError, ServerConfig
 from minisgl.plugins.live.auto import Auto
 from minisgl.plugins.live.off import Off
 from minisgl.plugins.live.on import On
-from minisgl.testing.serving import Server, scaled_timeout
+from minisgl.testing.serving import Server, patient_timeout
 from minisgl.trace.check import check
 from minisgl.trace.read import read
 
@@ -74,7 +74,7 @@ class Viewer(threading.Thread):
             return next(fits, None)
 
         with self._more:
-            assert self._more.wait_for(found, scaled_timeout(30)), f"no event {kind} {fields} in {self.lines[-5:]}"
+            assert self._more.wait_for(found, patient_timeout(30)), f"no event {kind} {fields} in {self.lines[-5:]}"
         event = found()
         assert event is not None
         return event
@@ -99,7 +99,7 @@ def watching(url: str, query: str = "", **headers: str) -> Iterator[Viewer]:
 def chat(url: str, text: str, **more: Any) -> httpx.Response:
     headers = more.pop("headers", {})
     body = {"messages": [{"role": "user", "content": text}], "max_tokens": 12, "temperature": 0, **more}
-    return httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=scaled_timeout(60))
+    return httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=patient_timeout(60))
 
 
 def test_page_is_for_browsers(server: Server) -> None:
@@ -179,7 +179,7 @@ def test_pause_step_and_resume(server: Server) -> None:
     def pace(**body: Any) -> int:
         return httpx.post(f"{server.url}/live/pace", json=body).status_code
 
-    until = time.monotonic() + scaled_timeout(20)
+    until = time.monotonic() + patient_timeout(20)
     while pace(do="resume") != 409:  # until the server has noticed that no page is open
         assert time.monotonic() < until
         time.sleep(0.05)
@@ -200,7 +200,7 @@ def test_pause_step_and_resume(server: Server) -> None:
         assert sum(event["event"] == "batch" for event in viewer.events[added:]) == 2
         assert thread.is_alive()
         assert pace(do="resume") == 200
-        thread.join(scaled_timeout(60))
+        thread.join(patient_timeout(60))
         assert not thread.is_alive()
         for wrong in (
             {"do": "step", "steps": 0},
@@ -236,8 +236,8 @@ def test_open_page_does_not_hold_up_the_end() -> None:
         thread.start()
         viewer.wait("add")
         server.process.terminate()
-        assert server.process.wait(scaled_timeout(60)) == 0
-        thread.join(scaled_timeout(10))
+        assert server.process.wait(patient_timeout(60)) == 0
+        thread.join(patient_timeout(10))
         assert answers == [200]
 
 
