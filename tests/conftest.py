@@ -1,17 +1,19 @@
 """Settings for all tests: torch uses one thread, because the tests' tensors are small and tests run in parallel.
 
-Hypothesis gets no deadline: an example takes long on a busy machine. When several processes run the tests, a module's
-tests run in one of them, so that its fixtures are made once, and the modules that take longest begin first, so that no
-process waits for another at the end.
+Hypothesis gets no deadline, and httpx waits 60 s by default instead of 5, because a busy machine takes long. When
+several processes run the tests, a module's tests run in one of them, so that its fixtures are made once, and the
+modules that take longest begin first, so that no process waits for another at the end.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import hypothesis
 import pytest
 
@@ -20,6 +22,8 @@ from minisgl.utils.lazy import LazyModule
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 hypothesis.settings.register_profile("minisgl", deadline=None)
 hypothesis.settings.load_profile("minisgl")
+default_timeout: httpx.Timeout = inspect.signature(httpx.get).parameters["timeout"].default
+default_timeout.connect = default_timeout.read = default_timeout.write = default_timeout.pool = 60.0
 
 TESTS = f"{Path(__file__).parent.as_posix()}/"
 LONGEST = (

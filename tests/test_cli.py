@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from minisgl import LLM, SamplingParams
-from minisgl.testing.serving import Server
+from minisgl.testing.serving import Server, patient_timeout
 
 PLUGIN = '''
 """Three plugins in one file: a policy, an attention backend that wraps another, and an observer. All write to a log."""
@@ -141,7 +141,7 @@ def test_help_and_cfg_are_fast(tmp_path: Path, plugin: Path) -> None:
     shown = run("--help", f"plugins={plugin}", cwd=tmp_path).stdout
     assert "scheduler.chunk=5" in shown
     assert "tp: 3\n" in run("--cfg", "job", "tp=3", cwd=tmp_path).stdout
-    assert time.monotonic() - begun < 20.0  # 0.6 s on an idle machine
+    assert time.monotonic() - begun < patient_timeout(20.0)  # 0.6 s on an idle machine
 
 
 def ask(server: Server, prompt: str) -> dict[str, Any]:

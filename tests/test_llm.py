@@ -527,7 +527,7 @@ def test_promise_10_a_rank_ends_with_the_program_even_where_it_hangs(path: Path,
         assert parent.stdout.readline() == "hangs\n"
         (rank,) = psutil.Process(parent.pid).children()
         parent.kill()
-        rank.wait(5)
+        rank.wait(patient_timeout(5))
 
 
 def test_wrong_options_are_told_at_any_number_of_ranks(path: Path) -> None:

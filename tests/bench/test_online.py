@@ -493,28 +493,34 @@ def test_slow_client_is_noticed(server: FakeServer) -> None:
 def test_agreement_with_a_raw_client(server: FakeServer, tmp_path: Path, load: str) -> None:
     """Medians and throughput of two clients that share no code differ by less than 3 %.
 
-    The server's delays are the same for both. The machine's other work is not, so one of six attempts has to agree.
+    The delays of the server are the same for both, other work of the machine is not. So one of six attempts has to agree.
+    From the second one on, the raw client runs twice, and its own difference is added to the limit.
     """
     url, count = f"{server.url}/400-60", 8
     asked = raw_client.bodies(count, "fake", 16, 10, 500, seed=1)
-    worst: list[dict[str, float]] = []
-    for _ in range(6):
-        client = raw_client.RawClient(url)
-        begin = time.perf_counter()
-        if load == "closed loop":
-            exchanges, words = client.closed_loop(asked, 4), ["clients=4"]
-        else:
-            exchanges = client.at_times(asked, [0.125 * (i + 1) for i in range(count)])
-            words = ["rate=8", "burstiness=inf"]
-        raw = raw_client.summary(exchanges, begin)
-        client.close()
+    words = ["clients=4"] if load == "closed loop" else ["rate=8", "burstiness=inf"]
+    names = ["output_throughput", *(f"median_{metric}_ms" for metric in ("ttft", "tpot", "itl", "e2el"))]
+
+    def run_raw_client() -> tuple[list[raw_client.Exchange], dict[str, float]]:
+        with contextlib.closing(raw_client.RawClient(url)) as client:
+            begin = time.perf_counter()
+            if load == "closed loop":
+                exchanges = client.closed_loop(asked, 4)
+            else:
+                exchanges = client.at_times(asked, [0.125 * (i + 1) for i in range(count)])
+            return exchanges, raw_client.summary(exchanges, begin)
+
+    wrong: list[dict[str, tuple[float, float]]] = []
+    for attempt in range(6):
+        exchanges, raw = run_raw_client()
         ours = bench(tmp_path, f"url={url}", *words, f"requests={count}", "input=16", "output=10", "processes=1")
-        names = ["output_throughput", *(f"median_{metric}_ms" for metric in ("ttft", "tpot", "itl", "e2el"))]
-        worst.append({name: abs(ours[name] / raw[name] - 1) for name in names})
-        if max(worst[-1].values()) < 0.03:
+        again = run_raw_client()[1] if attempt else raw
+        found = {name: (abs(ours[name] / raw[name] - 1), abs(again[name] / raw[name] - 1)) for name in names}
+        wrong.append({name: both for name, both in found.items() if both[0] >= 0.03 + both[1]})
+        if not wrong[-1]:
             break
     else:
-        pytest.fail(f"no agreement within 3 %: {worst}")
+        pytest.fail(f"no agreement within 3 %: {wrong}")
     assert ours["total_output_tokens"] == sum(exchange.output_len for exchange in exchanges) == 10 * count
 
 

@@ -19,6 +19,8 @@ import httpx
 import psutil
 import pytest
 
+from minisgl.testing.serving import patient_timeout
+
 FAKE = Path(__file__).parent / "fake_server.py"
 
 
@@ -68,7 +70,7 @@ def leftovers() -> Iterator[Callable[[], list[str]]]:
 
 async def until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
     """Wait until ``condition()`` is true. Raise TimeoutError after ``seconds``."""
-    async with asyncio.timeout(seconds):
+    async with asyncio.timeout(patient_timeout(seconds)):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -113,7 +115,7 @@ class ClusterProcess:
 
     def wait_for_states(self, *states: str, seconds: float = 120.0) -> list[dict[str, Any]]:
         """Wait until the replicas have these states. Return their entries of ``/replicas``."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + patient_timeout(seconds)
         while True:
             found = self.replicas()
             if [each["state"] for each in found] == list(states):
@@ -151,4 +153,7 @@ def start_cluster(leftovers: Callable[[], list[str]]) -> Iterator[Callable[..., 
     yield start
     for cluster in started:
         cluster.close()
-    assert leftovers() == []
+    until = time.monotonic() + patient_timeout(10)
+    while left := leftovers():  # helpers of processes that have ended see that a moment later
+        assert time.monotonic() < until, left
+        time.sleep(0.02)

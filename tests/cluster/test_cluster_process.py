@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from minisgl.cluster.cli import main
+from minisgl.testing.serving import patient_timeout
 
 START = Callable[..., Any]
 CHAT = "/v1/completions"
@@ -46,7 +47,7 @@ class Request(threading.Thread):
 
 
 def until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + patient_timeout(seconds)
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -67,10 +68,10 @@ def test_the_second_signal_ends_at_once(
         cluster.process.send_signal(number)
         until(lambda: httpx.get(f"{cluster.url}/health").status_code == 503)
     cluster.process.send_signal(signals[-1])
-    assert cluster.process.wait(30) == status
-    request.join(30)
+    assert cluster.process.wait(patient_timeout(30)) == status
+    request.join(patient_timeout(30))
     assert "[DONE]" not in request.text
-    assert leftovers() == []
+    until(lambda: leftovers() == [])
 
 
 def test_the_drain_timeout(start_cluster: START, leftovers: Callable[[], list[str]]) -> None:
@@ -79,8 +80,8 @@ def test_the_drain_timeout(start_cluster: START, leftovers: Callable[[], list[st
     request = Request(cluster.url, max_tokens=10_000, delay=0.05)
     until(lambda: request.text)
     cluster.process.send_signal(signal.SIGTERM)
-    assert cluster.process.wait(30) == 0
-    assert leftovers() == []
+    assert cluster.process.wait(patient_timeout(30)) == 0
+    until(lambda: leftovers() == [])
 
 
 def test_a_killed_supervisor_leaves_nothing(start_cluster: START, leftovers: Callable[[], list[str]]) -> None:
@@ -98,14 +99,14 @@ def test_a_killed_replica_under_load_and_a_drain(start_cluster: START, leftovers
     """
     cluster = start_cluster(*OPTIONS, "replicas=3", fake=True)
     cluster.wait_until_ready()
-    streams = [Request(cluster.url, max_tokens=30, delay=0.1) for _ in range(6)]
+    streams = [Request(cluster.url, max_tokens=30, delay=0.3) for _ in range(6)]
     until(lambda: all(request.text for request in streams))
-    whole = [Request(cluster.url, max_tokens=30, delay=0.1, stream=False) for _ in range(6)]
+    whole = [Request(cluster.url, max_tokens=30, delay=0.3, stream=False) for _ in range(6)]
     until(lambda: sum(each["open_requests"] for each in cluster.replicas()) == 12)
     victim = cluster.replicas()[1]["pid"]
     os.kill(victim, signal.SIGKILL)
     for request in (*streams, *whole):
-        request.join(60)
+        request.join(patient_timeout(60))
         assert (request.status, request.error) == (200, "")
     broken = [request for request in streams if victim in request.pids]
     assert len(broken) == 2
@@ -121,30 +122,30 @@ def test_a_killed_replica_under_load_and_a_drain(start_cluster: START, leftovers
     assert [each["restarts"] for each in found] == [0, 1, 0]
     assert found[1]["pid"] not in (0, victim)
     assert "minisgl_cluster_retries_total 2" in httpx.get(f"{cluster.url}/metrics").text
-    requests = [Request(cluster.url, max_tokens=20, delay=0.05) for _ in range(3)]
+    requests = [Request(cluster.url, max_tokens=20, delay=0.25) for _ in range(3)]
     until(lambda: all(request.text for request in requests))
     cluster.process.send_signal(signal.SIGTERM)
     until(lambda: httpx.get(f"{cluster.url}/health").status_code == 503)
     assert httpx.post(f"{cluster.url}{CHAT}", json={"prompt": "x"}).status_code == 503
     for request in requests:
-        request.join(30)
+        request.join(patient_timeout(30))
         assert request.text.endswith("data: [DONE]\n\n")
         assert request.text.count("choices") == 20
-    assert cluster.process.wait(30) == 0
-    assert leftovers() == []
+    assert cluster.process.wait(patient_timeout(30)) == 0
+    until(lambda: leftovers() == [])
 
 
 def test_no_replica_starts(start_cluster: START) -> None:
     """The cluster ends with status 1 and the last lines of a replica's log."""
     cluster = start_cluster(*OPTIONS, "restart_limit=1", fake=True, exit=3)
-    assert cluster.process.wait(60) == 1
+    assert cluster.process.wait(patient_timeout(60)) == 1
     assert "No replica is left" in cluster.log()
     assert "the script says so" in cluster.log()
 
 
 def test_a_replica_refuses_its_options(start_cluster: START) -> None:
     cluster = start_cluster(*OPTIONS, fake=True, exit=2)
-    assert cluster.process.wait(60) == 2
+    assert cluster.process.wait(patient_timeout(60)) == 2
     assert cluster.log().splitlines()[-1] == "minisgl.cluster: the script says so"
 
 

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from minisgl.cluster.cli import main
+from minisgl.testing.serving import patient_timeout
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("smg") is None, reason="smg is not installed: make check-cluster"
@@ -23,7 +24,7 @@ START = Callable[..., Any]
 
 
 def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + patient_timeout(seconds)
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -51,7 +52,7 @@ def test_auto_is_smg_where_it_is_installed(start_cluster: START, leftovers: Call
     assert len(children) == 3
     cluster.process.kill()
     until(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children))
-    assert leftovers() == []
+    until(lambda: leftovers() == [])
 
 
 def test_the_end_of_smg_ends_the_cluster(start_cluster: START, leftovers: Callable[[], list[str]]) -> None:
@@ -60,9 +61,9 @@ def test_the_end_of_smg_ends_the_cluster(start_cluster: START, leftovers: Callab
     children = psutil.Process(cluster.process.pid).children()
     [smg] = [child for child in children if "fake_server" not in " ".join(child.cmdline())]
     smg.kill()
-    assert cluster.process.wait(60) == 1
+    assert cluster.process.wait(patient_timeout(60)) == 1
     assert "The router ended: smg was killed by SIGKILL" in cluster.log()
-    assert leftovers() == []
+    until(lambda: leftovers() == [])
 
 
 def test_a_clean_end_logs_no_error(start_cluster: START, leftovers: Callable[[], list[str]]) -> None:
@@ -70,10 +71,10 @@ def test_a_clean_end_logs_no_error(start_cluster: START, leftovers: Callable[[],
     cluster = start_cluster("router=smg", fake=True)
     cluster.wait_until_ready()
     cluster.process.send_signal(signal.SIGTERM)
-    assert cluster.process.wait(60) == 0
+    assert cluster.process.wait(patient_timeout(60)) == 0
     assert "ERROR" not in cluster.log()
     assert "Traceback" not in cluster.log()
-    assert leftovers() == []
+    until(lambda: leftovers() == [])
 
 
 @pytest.mark.parametrize(
@@ -118,5 +119,5 @@ def test_two_servers_behind_smg(start_cluster: START, leftovers: Callable[[], li
         assert first.choices
         cluster.process.send_signal(signal.SIGTERM)
         assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
-    assert cluster.process.wait(60) == 0
-    assert leftovers() == []
+    assert cluster.process.wait(patient_timeout(60)) == 0
+    until(lambda: leftovers() == [])

@@ -46,7 +46,7 @@ def ask(client: openai.OpenAI, question: str, **more: Any) -> openai.types.chat.
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + patient_timeout(seconds)
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -85,7 +85,7 @@ def test_two_servers(start_cluster: Callable[..., Any], leftovers: Callable[[], 
         # It is started again after 1 s. Starting beside four streams takes longer than at the beginning.
         assert back < found[0]["start_seconds"] + patient_timeout(5.0)
         for stream in streams:
-            stream.join(120)
+            stream.join(patient_timeout(120))
         broken = [stream for stream in streams if stream.error]
         assert len(broken) == victim["open_requests"]
         for stream in streams:
@@ -97,5 +97,5 @@ def test_two_servers(start_cluster: Callable[..., Any], leftovers: Callable[[], 
         assert ask(client, QUESTIONS[1]).choices[0].message.content == answers[-1].choices[0].message.content
 
     cluster.process.send_signal(signal.SIGTERM)
-    assert cluster.process.wait(60) == 0
-    assert leftovers() == []
+    assert cluster.process.wait(patient_timeout(60)) == 0
+    wait_for(lambda: leftovers() == [])

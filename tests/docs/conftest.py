@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from selenium.webdriver import Chrome
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILD_SECONDS = 280.0
+BUILD_SECONDS = 800.0
 FLAGS = """
     --headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
     --disable-component-update --disable-sync --hide-scrollbars

@@ -218,9 +218,9 @@ def test_search_works_without_server(site: Path, browser: Chrome) -> None:
 
     open_page(browser, site / "reference" / "options.html", 1280, "light")
     box = "[data-md-component=search-query]"
-    WebDriverWait(browser, 10).until(lambda b: b.execute_script("return !document.querySelector('.md-search').hidden"))
+    WebDriverWait(browser, 60).until(lambda b: b.execute_script("return !document.querySelector('.md-search').hidden"))
     browser.execute_script(f"document.querySelector('{box}').focus()")
     browser.find_element("css selector", box).send_keys("radix")
     results = "return [...document.querySelectorAll('.md-search-result__link')].map(a => a.getAttribute('href'))"
-    WebDriverWait(browser, 10).until(lambda b: b.execute_script(results))
+    WebDriverWait(browser, 60).until(lambda b: b.execute_script(results))
     assert any("glossary.html" in address for address in browser.execute_script(results))

@@ -77,10 +77,10 @@ def test_cost_independent_of_stop_length() -> None:
 
     def seconds(length: int) -> float:
         finder, text = StopFinder(["a" * length + "b"]), ["a" * 50] * 400
-        start = time.perf_counter()
+        start = time.thread_time()
         for piece in text:
             finder.feed(piece)
-        return time.perf_counter() - start
+        return time.thread_time() - start
 
     random.seed(0)
     short = min(seconds(10) for _ in range(3))

@@ -324,17 +324,17 @@ def test_dictionary_finds_wrong_cache(what: str, monkeypatch: pytest.MonkeyPatch
 
 
 def _seconds_an_eviction(leaves: int) -> float:
-    """Return the median time in seconds of five evictions and an insertion in a cache with ``leaves`` leaves."""
+    """Return the median CPU time in seconds of five evictions and an insertion in a cache with ``leaves`` leaves."""
     cache = RadixCache(1)
     for i in range(leaves):
         cache.insert(None, key(i % 100, i), 0, pages(2 * i, 2 * i + 1))
     times = []
     for i in range(400):
-        begin = time.perf_counter()
+        begin = time.thread_time()
         for _ in range(5):
             cache.evict(1)
         cache.insert(None, key(i % 100, leaves + i), 0, pages(2 * (leaves + i), 2 * (leaves + i) + 1))
-        times.append(time.perf_counter() - begin)
+        times.append(time.thread_time() - begin)
     cache.check()
     return statistics.median(times)
 

@@ -110,4 +110,4 @@ def test_close_without_failure(device: str, follower: subprocess.Popen[bytes]) -
     engine = BlockedEngine(device, follower)
     engine.close()
     assert engine.calls == ["closed"]
-    assert follower.wait(5) == 0
+    assert follower.wait(patient_timeout(5)) == 0
