@@ -493,8 +493,8 @@ def test_slow_client_is_noticed(server: FakeServer) -> None:
 def test_agreement_with_a_raw_client(server: FakeServer, tmp_path: Path, load: str) -> None:
     """Medians and throughput of two clients that share no code differ by less than 3 %.
 
-    The delays of the server are the same for both, other work of the machine is not. So one of six attempts has to agree.
-    From the second one on, the raw client runs twice, and its own difference is added to the limit.
+    The delays of the server are the same for both, but not the machine's other work. So one of six attempts has to
+    agree. From the second one on, the raw client runs twice, and its own difference is added to the limit.
     """
     url, count = f"{server.url}/400-60", 8
     asked = raw_client.bodies(count, "fake", 16, 10, 500, seed=1)
