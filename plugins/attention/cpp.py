@@ -114,6 +114,10 @@ class CppAttention(AttentionBackend):
         heads = (layer.q_heads, layer.kv_heads)
         return kernel.norm_rope_store(qkv, *heads, norm, cos_sin, self.pool, layer.index, out_cache_loc)
 
+    def planned_in_cpp(self) -> AttnBatch | None:
+        """Return the rows of the step if the kernel computes all: see `minisgl.plugins.kernels.attention`."""
+        return None if self.has_prefill or type(self) is not CppAttention else self.few
+
     @one_launch
     def forward(self, layer: LayerSpec, q: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Compute the rows in C++ and the prefill chunks. ``q`` and ``out`` are [tokens, q_heads, head_dim]."""

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from minisgl import LLM, SamplingParams
 from minisgl.layers import GatedMLP, LinearRowParallel, RMSNormFused
 from minisgl.models.converter import convert
+from minisgl.models.decoder import DecoderLayers
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.kernels.converted.cpu_layers import CpuDecoderLayers
 from minisgl.plugins.kernels.converted.layers import CLASSES, FastMLP, FastRowParallel
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.paged import PagedModel
@@ -42,7 +44,8 @@ def test_a_converted_layer_keeps_its_weights(tmp_path: Path, manager: PluginMana
     assert isinstance(plain, nn.Module) and isinstance(fast, nn.Module)
     kinds = [(type(a), type(b)) for a, b in zip(plain.modules(), fast.modules(), strict=True)]
     assert (GatedMLP, FastMLP) in kinds and (LinearRowParallel, FastRowParallel) in kinds
-    assert all(b is CLASSES.get(a, a) for a, b in kinds)
+    classes = CLASSES | {DecoderLayers: CpuDecoderLayers}
+    assert all(b is classes.get(a, a) for a, b in kinds)
     stored, converted = plain.state_dict(), fast.state_dict()
     assert stored.keys() == converted.keys()
     assert all(torch.equal(stored[name], converted[name]) for name in stored)

@@ -1,7 +1,7 @@
-"""What several attention backends share: the fused KV store of a GPU, wrappers, and two optional abilities.
+"""What several attention backends share: the fused KV store of a GPU, wrappers, and three optional abilities.
 
-A backend may have two methods more than `minisgl.attention.AttentionBackend`. Layers outside of the core ask for them,
-so a backend that wraps another one passes both on, as `BackendWrapper` does:
+A backend may have three methods more than `minisgl.attention.AttentionBackend`. Layers outside of the core ask for
+them, so a backend that wraps another one passes them on, as `BackendWrapper` does:
 
 - ``fuses(layer, qkv)`` returns whether ``attend`` computes the rows of the planned step in the launches of attention
   alone, without launches for QK-norm, RoPE and the KV store. See `fuses`.
@@ -9,6 +9,8 @@ so a backend that wraps another one passes both on, as `BackendWrapper` does:
   quantises the result for an FP8 product. It returns `QuantizedRows` of q_heads·head_dim columns, rounded to qkv's
   dtype before they are quantised. It returns None, without an effect, if it can't do so for this step. See
   `attend_quantized`.
+- ``planned_in_cpp()`` returns the batch of the planned step if ``attend`` computes all of its rows with the C++ kernels
+  of a CPU, else None. See `planned_in_cpp`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from minisgl.kvcache.pool import KVPool
     from minisgl.plugins.kernels.ops.fp8 import QuantizedRows
 
-__all__ = ["BackendWrapper", "FusedStore", "attend_quantized", "fused_store", "fuses"]
+__all__ = ["BackendWrapper", "FusedStore", "attend_quantized", "fused_store", "fuses", "planned_in_cpp"]
 
 
 class FusedStore(AttentionBackend):
@@ -86,6 +88,9 @@ class BackendWrapper(AttentionBackend):
     ) -> QuantizedRows | None:
         return attend_quantized(self.backend, layer, qkv, norm, cos_sin, out_cache_loc)
 
+    def planned_in_cpp(self) -> AttnBatch | None:
+        return planned_in_cpp(self.backend)
+
 
 def fuses(backend: AttentionBackend, layer: LayerSpec, qkv: Tensor) -> bool:
     """Return whether ``backend.attend`` computes the rows ``qkv`` of the planned step in the launches of attention.
@@ -107,3 +112,9 @@ def attend_quantized(
     """Return what ``backend.attend`` computes, quantised by its last launch; None if ``backend`` can't do so."""
     ability: Any = getattr(backend, "attend_quantized", None)
     return None if ability is None else ability(layer, qkv, norm, cos_sin, out_cache_loc)
+
+
+def planned_in_cpp(backend: AttentionBackend) -> AttnBatch | None:
+    """Return the planned batch if ``backend.attend`` computes all of its rows with the C++ kernels of a CPU."""
+    ability: Any = getattr(backend, "planned_in_cpp", None)
+    return None if ability is None else ability()

@@ -1,4 +1,4 @@
-"""All decoder layers of a model on a GPU, in fewer launches where the number of rows and the layers allow it."""
+"""All decoder layers of a model in fewer launches or calls, where the number of rows and the layers allow it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from minisgl.models.converter import convert
 from minisgl.models.decoder import DecoderLayers
 from minisgl.plugins.kernels.converted import few_rows, fused_layers
+from minisgl.plugins.kernels.converted.cpu_layers import CpuDecoderLayers
 
 __all__ = ["FusedDecoderLayers", "convert_decoder"]
 
@@ -27,6 +28,6 @@ class FusedDecoderLayers(DecoderLayers):
 
 
 def convert_decoder(model: nn.Module) -> None:
-    """Convert the decoder layers of a model on a GPU."""
-    if any(parameter.is_cuda for parameter in model.parameters()):
-        convert(model, {DecoderLayers: FusedDecoderLayers})
+    """Convert the decoder layers of a model."""
+    on_gpu = any(parameter.is_cuda for parameter in model.parameters())
+    convert(model, {DecoderLayers: FusedDecoderLayers if on_gpu else CpuDecoderLayers})

@@ -18,6 +18,7 @@ from minisgl.layers.linear import GatedMLP, LinearColParallelMerged, LinearQKVMe
 from minisgl.models.converter import convert
 from minisgl.plugins.kernels.ops import huge_pages
 from minisgl.plugins.kernels.ops.activation import ACTS, act_and_mul
+from minisgl.plugins.kernels.ops.cpp import decoder_layers as cpp
 from minisgl.plugins.kernels.ops.gated import gated_linear
 from minisgl.plugins.kernels.ops.linear import Packed, linear, pack
 from minisgl.plugins.kernels.ops.norm import add_rms_norm, prepare, rms_norm
@@ -152,6 +153,13 @@ PRODUCTS: dict[type, type] = {
 }
 CLASSES = PRODUCTS | {RMSNorm: FastNorm, RMSNormFused: FastNormFused, GatedMLP: FastMLP}
 """Plain class → the class of a converted module."""
+
+
+def _product_in_cpp(layer: Any) -> cpp.Product | None:
+    return cpp.plain_product(layer.weight, layer.packed, layer.bias)
+
+
+cpp.PRODUCTS.update(dict.fromkeys((FastColParallelMerged, FastQKVMerged, FastRowParallel), _product_in_cpp))
 
 
 def convert_layers(model: nn.Module) -> None:

@@ -16,6 +16,7 @@ from minisgl.utils.launch import Watcher, shown_to, watching_launches
 P = ParamSpec("P")
 
 _splitter: ContextVar[Watcher | None] = ContextVar("splitter", default=None)
+_is_recorded: ContextVar[bool] = ContextVar("is_recorded", default=False)
 
 
 def between_pieces(function: Callable[P, None]) -> Callable[P, None]:
@@ -32,6 +33,11 @@ def in_pieces() -> bool:
     return _splitter.get() is not None
 
 
+def in_recording() -> bool:
+    """Return whether the launches of a step are being recorded in this thread, as a whole or in pieces."""
+    return _is_recorded.get()
+
+
 @contextmanager
 def recording(recorder: Watcher | None, splitter: Watcher | None = None) -> Iterator[None]:
     """Pass marked calls to watchers while the context is entered, in this thread only.
@@ -39,9 +45,10 @@ def recording(recorder: Watcher | None, splitter: Watcher | None = None) -> Iter
     A call of a function marked `one_launch` goes to ``recorder``; a call of one marked `between_pieces` goes to
     ``splitter``. With None the function is called as usual.
     """
-    token = _splitter.set(splitter)
+    token, recorded = _splitter.set(splitter), _is_recorded.set(recorder is not None or splitter is not None)
     try:
         with watching_launches(recorder):
             yield
     finally:
         _splitter.reset(token)
+        _is_recorded.reset(recorded)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from minisgl.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from minisgl.layers.linear import LinearColParallelMerged, LinearQKVMerged, LinearRowParallel
 from minisgl.layers.weight_shards import WeightShard, WeightSource
+from minisgl.plugins.kernels.ops.cpp.decoder_layers import PRODUCTS, Product, grouped_product
 from minisgl.plugins.kernels.ops.grouped import GroupedWeight, dequantize, grouped_linear, join
 
 __all__ = ["GroupedEmbedding", "GroupedLayer", "Read", "convert_layers"]
@@ -189,6 +190,13 @@ LAYERS: dict[type, type[GroupedLayer]] = {
     ParallelLMHead: GroupedHead,
 }
 """The core's layers → the same of integers."""
+
+
+def _product_in_cpp(layer: Any) -> Product:
+    return grouped_product(layer.matrices, layer.bias, layer.dtype)
+
+
+PRODUCTS.update(dict.fromkeys((GroupedColParallelMerged, GroupedQKVMerged, GroupedRowParallel), _product_in_cpp))
 
 
 def convert_layers(model: nn.Module, read: Read, dtype: torch.dtype, serves: Callable[[WeightShard], bool]) -> None:

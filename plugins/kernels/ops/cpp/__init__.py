@@ -1,7 +1,8 @@
 """Kernels in C++ and CUDA C++, compiled on the user's machine at first use.
 
 They are alternatives to a Triton kernel (`rope.cu`), to a numpy function (`compare.cpp`), and to torch operations on a
-CPU (`attention.cpp`, `linear.cpp`, `grouped.cpp`, `elementwise.cpp`). apache-tvm-ffi runs the compiler, caches the
+CPU (`attention.cpp`, `linear.cpp`, `grouped.cpp`, `elementwise.cpp`), and all of a decoder's layers
+(`decoder_layers.cpp`). apache-tvm-ffi runs the compiler, caches the
 compiled library (in ~/.cache/tvm-ffi, or TVM_FFI_CACHE_DIR; it compiles again after a change of the source), and passes
 arrays and tensors without copying them.
 """
@@ -26,7 +27,7 @@ from minisgl.config import ConfigError
 
 HERE = Path(__file__).parent
 
-CPU = ("attention.cpp", "elementwise.cpp", "grouped.cpp", "linear.cpp")
+CPU = ("attention.cpp", "decoder_layers.cpp", "elementwise.cpp", "grouped.cpp", "linear.cpp")
 """The sources of the kernels on a CPU. They form one library, so that the compiler runs for all of them in parallel."""
 
 ANNOUNCE_SECONDS = 1.0

@@ -17,6 +17,7 @@
 #include <memory>
 #include <vector>
 
+#include "operations.h"
 #include "threads.h"
 #include "values.h"
 #include "vector.h"
@@ -365,6 +366,10 @@ void Run(const Problem& p, int rows, int64_t threads) {
   });
 }
 
+}  // namespace
+
+namespace minisgl {
+
 void PagedAttention(TensorView q, TensorView out, TensorView keys, TensorView values, TensorView page_table,
                     TensorView req_pool_indices, TensorView seq_lens, TensorView cu_seqlens_q, double scale,
                     int64_t window, double soft_cap, TensorView sinks, int64_t threads) {
@@ -387,6 +392,10 @@ void PagedAttention(TensorView q, TensorView out, TensorView keys, TensorView va
   WithElementType(q, "q", [&](auto element) { Run<decltype(element)>(p, seq_lens.size(0), threads); });
 }
 
+}  // namespace minisgl
+
+namespace {
+
 // RMSNorm of one head (if there is a weight), then RoPE: dimension i is rotated together with dimension i + dim / 2.
 template <typename T>
 void NormRope(const T* from, const T* weight, float eps, const float* cos_sin, int dim, T* to) {
@@ -405,6 +414,10 @@ void NormRope(const T* from, const T* weight, float eps, const float* cos_sin, i
     FromFloat(b * cos_sin[d] + a * cos_sin[d + half], to + d + half);
   }
 }
+
+}  // namespace
+
+namespace minisgl {
 
 // minisgl/attention/__init__.py describes the arguments. The weights are empty tensors if the model has no QK-norm.
 void NormRopeStore(TensorView qkv, TensorView q, TensorView keys, TensorView values, TensorView q_weight,
@@ -440,7 +453,7 @@ void NormRopeStore(TensorView qkv, TensorView q, TensorView keys, TensorView val
   });
 }
 
-}  // namespace
+}  // namespace minisgl
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(paged_attention, PagedAttention);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(norm_rope_store, NormRopeStore);

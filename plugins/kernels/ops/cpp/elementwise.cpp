@@ -4,6 +4,7 @@
 // the residual is rounded to the element type before it is normalised, because the next layers see it rounded too.
 #include <cmath>
 
+#include "operations.h"
 #include "threads.h"
 #include "values.h"
 #include "vector.h"
@@ -35,6 +36,10 @@ void CheckSize(const TensorView& x, const TensorView& y, int64_t size, const cha
   if (size % kMultiple != 0) TVM_FFI_THROW(ValueError) << "the last dimension must be a multiple of " << kMultiple;
 }
 
+}  // namespace
+
+namespace minisgl {
+
 // x [rows, size] becomes x + residual, unless the residual has no rows; out becomes its norm.
 void AddRmsNorm(TensorView x, TensorView residual, TensorView weight, TensorView out, double eps, int64_t threads) {
   Check(x, "x", 2, 1), Check(residual, "residual", 2, 1), Check(weight, "weight", 1), Check(out, "out", 2, 1);
@@ -62,11 +67,19 @@ void AddRmsNorm(TensorView x, TensorView residual, TensorView weight, TensorView
   });
 }
 
+}  // namespace minisgl
+
+namespace {
+
 // e^-|x| never overflows: 1 / (1 + e^-x) is e^x / (1 + e^x) for negative x.
 Vec Sigmoid(Vec x) {
   const Vec e = Exp(x < 0 ? x : -x);
   return (x < 0 ? e : Broadcast(1)) / (e + 1);
 }
+
+}  // namespace
+
+namespace minisgl {
 
 // x [rows, 2 * size], gate before up; out [rows, size].
 void SiluAndMul(TensorView x, TensorView out, int64_t threads) {
@@ -87,7 +100,7 @@ void SiluAndMul(TensorView x, TensorView out, int64_t threads) {
   });
 }
 
-}  // namespace
+}  // namespace minisgl
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(add_rms_norm, AddRmsNorm);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(silu_and_mul, SiluAndMul);

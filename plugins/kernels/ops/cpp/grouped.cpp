@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "dot.h"
+#include "operations.h"
 #include "threads.h"
 #include "values.h"
 
@@ -22,6 +23,7 @@ using namespace minisgl;
 constexpr int64_t kBlock = 32;  // columns
 constexpr int64_t kWorkPerThread = 1 << 18;  // multiply-adds that are worth waking another thread
 constexpr int kItemsPerThread = 4;  // more than one, so that a thread that is interrupted leaves its work to others
+constexpr int kItemsInTeam = 16;  // where it costs less to take an item
 constexpr int kRowsAtATime = 4;
 constexpr int64_t kAhead = 2048;  // bytes: so far ahead weights are requested from memory
 
@@ -172,7 +174,7 @@ void Product(const TensorView& x, const TensorView& panels, const TensorView& bi
     quantised.Row(Data<T>(x) + r * x.stride(0), r);
   });
   const T* const plus = bias.size(0) > 0 ? Data<T>(bias) : nullptr;
-  const int64_t item = threads <= 1 ? count : Ceil(count, threads * kItemsPerThread);
+  const int64_t item = threads <= 1 ? count : Ceil(count, threads * (InTeam() ? kItemsInTeam : kItemsPerThread));
   ParallelFor(Ceil(count, item), threads, [&](int64_t i) {
     for (int64_t panel = i * item; panel < std::min(count, (i + 1) * item); ++panel) {
       const uint8_t* const from = Data<uint8_t>(panels) + panel * quantised.blocks * F::kBytes;
@@ -189,7 +191,7 @@ void Product(const TensorView& x, const TensorView& panels, const TensorView& bi
           MultiplyPanel<F, 1>(quantised, row, from, sums);
         }
         for (int64_t r = 0; r < now; ++r, ++row) {
-          T* const to = Data<T>(out) + row * outputs + begin;
+          T* const to = Data<T>(out) + row * out.stride(0) + begin;
           for (int64_t j = 0; j < valid; ++j) {
             FromFloat(sums[r * kOutputs + j] + (plus != nullptr ? ToFloat(plus[begin + j]) : 0.0f), to + j);
           }
@@ -199,11 +201,15 @@ void Product(const TensorView& x, const TensorView& panels, const TensorView& bi
   });
 }
 
+}  // namespace
+
+namespace minisgl {
+
 // x [rows, size], panels [panels, size / 32, bytes] uint8, bias [outputs] or empty, out [rows, outputs]. `bits`, `group`
 // and `mins` are the panels' form.
 void GroupedLinear(TensorView x, TensorView panels, TensorView bias, TensorView out, int64_t bits, int64_t group,
                    bool mins, int64_t threads) {
-  Check(x, "x", 2, 1), Check(panels, "panels", 3), Check(bias, "bias", 1), Check(out, "out", 2);
+  Check(x, "x", 2, 1), Check(panels, "panels", 3), Check(bias, "bias", 1), Check(out, "out", 2, 1);
   SameType(x, bias, "bias"), SameType(x, out, "out");
   if (x.size(1) != panels.size(1) * kBlock || out.size(0) != x.size(0) ||
       panels.size(0) != Ceil(out.size(1), kOutputs)) {
@@ -223,6 +229,10 @@ void GroupedLinear(TensorView x, TensorView panels, TensorView bias, TensorView 
     TVM_FFI_THROW(ValueError) << "there is no product for this form";
   });
 }
+
+}  // namespace minisgl
+
+namespace {
 
 tvm::ffi::String DotTarget() { return kDotTarget; }
 

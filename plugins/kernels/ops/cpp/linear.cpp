@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "operations.h"
 #include "threads.h"
 #include "values.h"
 #include "vector.h"
@@ -23,6 +24,7 @@ using namespace minisgl;
 constexpr int kBlock = kLanes;  // outputs (rows of the weight) that the kernel for few rows computes at a time
 constexpr int64_t kWorkPerThread = 1 << 16;  // multiply-adds that are worth waking another thread
 constexpr int kItemsPerThread = 4;  // more than one, so that a thread that is interrupted leaves its work to others
+constexpr int kItemsInTeam = 16;  // where it costs less to take an item
 
 // The sums of kMaxRows rows and kVectors * kLanes outputs, one load of a panel, and an element of x fit in the registers.
 constexpr int kVectors = 2, kMaxRows = (kRegisters - 4) / kVectors;
@@ -35,7 +37,7 @@ int64_t Ceil(int64_t x, int64_t y) { return (x + y - 1) / y; }
 // during each part it requests the weights of the next one from memory.
 template <typename Body>
 void ForEach(int64_t parts, int64_t threads, const Body& body) {
-  const int64_t item = threads <= 1 ? parts : Ceil(parts, threads * kItemsPerThread);
+  const int64_t item = threads <= 1 ? parts : Ceil(parts, threads * (InTeam() ? kItemsInTeam : kItemsPerThread));
   ParallelFor(item == 0 ? 0 : Ceil(parts, item), threads, [&](int64_t i) {
     for (int64_t part = i * item; part < std::min(parts, (i + 1) * item); ++part) body(part);
   });
@@ -230,6 +232,10 @@ const T* BiasOrNull(const TensorView& bias) {
   return bias.size(0) > 0 ? Data<T>(bias) : nullptr;
 }
 
+}  // namespace
+
+namespace minisgl {
+
 // x [rows, size], weight [outputs, size], bias [outputs] or empty, out [rows, outputs]. `size` and `outputs` must be
 // multiples of 16. At most `few` rows are computed by the kernel for few rows.
 void Linear(TensorView x, TensorView weight, TensorView bias, TensorView out, int64_t few, int64_t threads) {
@@ -245,6 +251,10 @@ void Linear(TensorView x, TensorView weight, TensorView bias, TensorView out, in
     });
   });
 }
+
+}  // namespace minisgl
+
+namespace {
 
 // The instructions that the compiler may use, as plugins/kernels/ops/cpp/linear.py names them.
 tvm::ffi::String Target() {
@@ -271,6 +281,10 @@ void Pack(TensorView weight, TensorView panels) {
   }
 }
 
+}  // namespace
+
+namespace minisgl {
+
 // Like Linear, with the panels that Pack wrote.
 void PackedLinear(TensorView x, TensorView panels, TensorView bias, TensorView out, int64_t threads) {
   Check(panels, "panels", 3), SameType(x, panels, "panels");
@@ -284,7 +298,7 @@ void PackedLinear(TensorView x, TensorView panels, TensorView bias, TensorView o
                   [&](int64_t i, float*) { return Data<float>(panels) + i * size * kPanel; });
 }
 
-}  // namespace
+}  // namespace minisgl
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(linear, Linear);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(target, Target);
