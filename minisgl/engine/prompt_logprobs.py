@@ -41,19 +41,23 @@ def prompt_arrays(step: Step) -> list[I32]:
 
 
 def score_prompt(
-    hidden: Tensor, prompt: PromptPositions, logits_of: Callable[[Tensor], Tensor], vocab_size: int
+    hidden: Tensor,
+    prompt: PromptPositions,
+    logits_of: Callable[[Tensor], Tensor],
+    log_sum_exp: Callable[[Tensor], Tensor],
+    vocab_size: int,
 ) -> dict[str, Tensor]:
     """Return the log-probabilities of the targets and of the most likely tokens, by their names in a download.
 
     ``hidden`` [positions, hidden] are the hidden states of the positions. ``logits_of`` returns the logits [rows,
     vocab] of hidden states [rows, hidden]; it is called for at most `BLOCK_BYTES` of logits. With several ranks every
-    rank must make this call, because ``logits_of`` is a collective.
+    rank must make this call, because ``logits_of`` is a collective. ``log_sum_exp`` turns [rows, vocab] into [rows, 1].
     """
     block = max(1, BLOCK_BYTES // (4 * vocab_size))
     chosen, top, top_ids = [], [], []
     for part, targets in zip(hidden.split(block), prompt.targets.split(block), strict=True):
         logits = logits_of(part).float()
-        total = logits.logsumexp(dim=1, keepdim=True)
+        total = log_sum_exp(logits)
         chosen.append((logits.gather(1, targets.long()[:, None]) - total).squeeze(1))
         if prompt.num_top:
             values, ids = logits.topk(prompt.num_top, dim=1)

@@ -65,6 +65,7 @@ class Sampler:
         self.draw: Callable[..., Tensor] = draw
         self.argmax: Callable[[Tensor], Tensor] = partial(torch.argmax, dim=1)
         self.mask_tokens: Callable[[Tensor, Tensor, Tensor], None] = logits_processors.mask_tokens
+        self.log_sum_exp: Callable[[Tensor], Tensor] = partial(torch.logsumexp, dim=1, keepdim=True)
         self._upload = Uploader(device)
         self._flags = np.zeros(max_running_requests + 1, np.uint8)
         self._alternatives = np.full(max_running_requests + 1, -1, np.int32)
@@ -140,7 +141,7 @@ class Sampler:
         # Log-probabilities are those of the model's own distribution, before masks, bias, penalties and temperature, as
         # vLLM reports them by default (but vLLM reports them after masks).
         top, top_ids = raw.topk(min(SamplingParams.MAX_LOGPROBS, self.vocab_size), dim=1)
-        total = raw.logsumexp(dim=1, keepdim=True)
+        total = self.log_sum_exp(raw)
         chosen = raw.gather(1, _select_rows(tokens, groups.get(LOGPROBS))[:, None])
         return Sampled(tokens, (chosen - total).squeeze(1), top - total, top_ids)
 

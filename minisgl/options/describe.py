@@ -15,7 +15,7 @@ from typing import Any
 
 from minisgl.config import GROUPS, Config
 
-PRESETS = ("experiment", "stage")
+PRESETS = ("exact", "experiment", "stage")
 """The folders of ``conf/`` whose files (presets) set several options at once."""
 
 

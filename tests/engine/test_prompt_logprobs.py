@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,9 @@ def test_block_size() -> None:
         asked.append(len(hidden))
         return torch.zeros(len(hidden), 10)
 
-    prompt_logprobs.score_prompt(torch.zeros(300, 4), prompt, logits_of, 151_936)
+    prompt_logprobs.score_prompt(
+        torch.zeros(300, 4), prompt, logits_of, partial(torch.logsumexp, dim=1, keepdim=True), 151_936
+    )
     assert asked == [110, 110, 80]
 
 

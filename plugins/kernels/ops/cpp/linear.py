@@ -85,6 +85,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return out
 
 
+@one_launch
+def ordered_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute `linear` in the order of sums of `packed_linear`, whatever the number of rows is."""
+    out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype)
+    x = x if x.stride(1) == 1 else x.contiguous()
+    compiled().linear(x, weight, _or_empty(bias, out), out, 0, torch.get_num_threads())
+    return out
+
+
 def pack(weight: Tensor) -> Tensor:
     """Return a copy of ``weight`` [out, in], float32, for `packed_linear`: [panels, in, outputs of a panel]."""
     outputs = compiled().panel_outputs()

@@ -1,0 +1,133 @@
+"""``exact=true``: answers are equal bit by bit in all compositions of requests, on a CPU (promise 8)."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+from minisgl import LLM
+from minisgl.config import ConfigError
+from minisgl.core import SamplingParams
+from minisgl.plugins.kernels.converted import exact
+from minisgl.testing.checkpoints import tiny_checkpoint
+from minisgl.testing.exact import Composition, Exactness, compositions
+
+EXAMPLES = int(os.environ.get("MINISGL_COMPOSITIONS", "250"))
+"""Random compositions for each of two sizes of pages."""
+
+
+def requests() -> list[tuple[list[int], SamplingParams]]:
+    """Return prompts of 1 to 60 tokens, some with a common beginning, and parameters of all kinds."""
+    rng = random.Random(0)
+    common = [rng.randrange(300) for _ in range(33)]
+    kinds = [
+        {"temperature": 0.0, "logprobs": 2},
+        {"temperature": 0.8, "seed": 1, "logprobs": 0},
+        {"temperature": 1.3, "seed": 2, "logprobs": 4, "top_k": 20, "top_p": 0.9},
+        {"temperature": 0.0, "logprobs": 1, "prompt_logprobs": 2},
+        {"temperature": 1.0, "seed": 3, "min_p": 0.02, "logprobs": 20},
+        {"temperature": 0.0, "logprobs": 1, "repetition_penalty": 1.3, "presence_penalty": 0.4},
+    ]
+    made = []
+    for number in range(12):
+        own = [rng.randrange(300) for _ in range(rng.choice([1, 3, 17, 40]))]
+        prompt = common[: rng.choice([16, 33])] + own if number % 3 else own
+        more = {"max_tokens": rng.choice([1, 4, 9, 24]), "ignore_eos": True, **kinds[number % len(kinds)]}
+        made.append((prompt[:60], SamplingParams(**more)))  # type: ignore[arg-type]
+    return made
+
+
+SMALL = ("max_running_requests=5", "max_seq_len=96", "max_draft_tokens=3")
+POOLS = {"pages of 16": ("page_size=16", "num_pages=9"), "pages of 3": ("page_size=3", "num_pages=45")}
+
+
+def engine(*words: str) -> Exactness:
+    return Exactness(["device=cpu", "exact=true", *SMALL, *words], requests())
+
+
+@pytest.fixture(scope="module", params=POOLS)
+def exactness(request: pytest.FixtureRequest) -> Iterator[Exactness]:
+    made = engine("model=tutor", *POOLS[request.param])
+    yield made
+    made.close()
+
+
+def check_all(exactness: Exactness, examples: int, needed: Sequence[str]) -> None:
+    """Check ``examples`` random compositions, and that what ``needed`` names happened in them."""
+
+    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(compositions(len(exactness.requests)))
+    def check(composition: Composition) -> None:
+        exactness.check(composition)
+
+    check()
+    assert exactness.seen["runs"] >= examples
+    assert all(exactness.seen[name] for name in needed), exactness.seen
+
+
+def test_promise_8_equal_bits(exactness: Exactness) -> None:
+    """Alone or batched, in any chunks, cold or warm, retracted or not, with and without overlap and drafts."""
+    check_all(exactness, EXAMPLES, ["answers", "cached tokens", "retractions", "accepted_draft_tokens"])
+
+
+def test_promise_8_a_planted_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product that chooses its order of sums by the number of rows, as the fastest one does, breaks the promise."""
+    monkeypatch.setattr(exact, "PACKED_BYTES", 0)
+    own = engine("model=tutor", *POOLS["pages of 16"])
+    try:
+        check_all(own, 5, ["answers"])
+        monkeypatch.setattr(exact.cpp, "ordered_linear", exact.cpp.linear)
+        with pytest.raises(AssertionError, match="promise 8 is broken"):
+            check_all(own, 40, [])
+    finally:
+        own.close()
+
+
+@pytest.mark.parametrize("model", ["tutor", "tutor-moe"])
+def test_promise_8_equal_bits_on_two_ranks(model: str) -> None:
+    """Two ranks add up the same two halves as one rank."""
+    answers = []
+    for tp in (1, 2):
+        own = engine(f"model={model}", *POOLS["pages of 16"], f"tp={tp}")
+        try:
+            check_all(own, EXAMPLES // 10, ["answers"])
+            answers.append(own.alone)
+        finally:
+            own.close()
+    assert answers[0] == answers[1]
+
+
+def test_bfloat16(tmp_path: Path) -> None:
+    own = engine(f"model={tiny_checkpoint('qwen3', tmp_path)}", "dtype=bfloat16", *POOLS["pages of 16"])
+    try:
+        check_all(own, EXAMPLES // 5, ["answers"])
+    finally:
+        own.close()
+
+
+def test_long_rows_of_logits() -> None:
+    """The logarithm of a sum of exponentials is that of torch, and does not depend on the other rows."""
+    torch.manual_seed(0)
+    logits = torch.randn(5, 151_936)
+    sums = exact.log_sum_exp(logits)
+    torch.testing.assert_close(sums, logits.logsumexp(1, keepdim=True))
+    for i in range(5):
+        assert torch.equal(exact.log_sum_exp(logits[i : i + 1]), sums[i : i + 1])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["tp=4"], "tp=1 or tp=2"),
+        (["quantize=int8"], "does not know the order of sums"),
+    ],
+)
+def test_refused(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LLM("tutor", overrides=["exact=true", *words]).close()
