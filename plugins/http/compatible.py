@@ -17,16 +17,13 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 from minisgl import hookimpl
 from minisgl.config import Config
 from minisgl.message import Stats
-from minisgl.models.resolve import resolve_model
+from minisgl.plugins.http.apis.chat_template import model_template
 from minisgl.sampling_params import shorten
 from minisgl.server.app import Api
 from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension
 from minisgl.server.parsing import decode_field, unknown_parameter
 from minisgl.server.protocol import ChatRequest, CompletionRequest, StreamOptions
-from minisgl.tokenizer.chat import ChatTemplate
-from minisgl.tokenizer.tokenizer import template_source
-from minisgl.utils.json_file import read_json_if_present
 
 HINTS: Mapping[str, str] = MappingProxyType(
     {
@@ -146,16 +143,15 @@ class Compatible(HttpExtension):
 
     def __init__(self) -> None:
         self._variables: frozenset[str] = frozenset()  # of the chat template
+        self._nameless: frozenset[str] = frozenset()  # the roles whose messages the template writes without a name
         self._registry = CollectorRegistry()
         self._hints = Counter(
             "minisgl_hint_parameters", "Parameters that were accepted as hints", ["name"], registry=self._registry
         )
 
     def begin(self, api: Api) -> None:
-        path = resolve_model(api.config.model)
-        config = read_json_if_present(path / "tokenizer_config.json") if path.is_dir() else {}
-        source = template_source(path, config) if path.is_dir() else None
-        self._variables = ChatTemplate(source).variables if source else frozenset()
+        template = model_template(api)
+        self._variables, self._nameless = template.variables, template.roles_without_name()
 
     def check_fields(self, kind: type, fields: dict[str, msgspec.Raw]) -> None:
         self._count_hints_of(kind, fields)
@@ -189,7 +185,8 @@ class Compatible(HttpExtension):
     def check_body(self, body: msgspec.Struct, max_seq_len: int) -> None:
         """Remove ``cache_control``, a hint to Anthropic's cache, from the parts of messages.
 
-        How much to think is a hint to a model whose template reads none of its variables.
+        How much to think is a hint to a model whose template reads none of its variables, and so is the name of a
+        message that the template does not write.
         """
         if not isinstance(body, ChatRequest):
             return
@@ -198,7 +195,12 @@ class Compatible(HttpExtension):
             if value is not None and self._variables.isdisjoint(variables):
                 self._hints.labels(name).inc()
         for message in body.messages:
-            parts = message.get("content") if isinstance(message, dict) else None
+            if not isinstance(message, dict):
+                continue
+            role = message.get("role")
+            if message.get("name") and isinstance(role, str) and role in self._nameless:
+                self._hints.labels("name").inc()
+            parts = message.get("content")
             for part in parts if isinstance(parts, list) else ():
                 if isinstance(part, dict) and part.pop("cache_control", None) is not None:
                     self._hints.labels("cache_control").inc()

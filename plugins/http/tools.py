@@ -18,8 +18,8 @@ import msgspec
 from minisgl import hookimpl
 from minisgl.config import Config
 from minisgl.message import ChatPrompt
-from minisgl.models.resolve import resolve_model
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.http.apis.chat_template import model_template
 from minisgl.sampling_params import Grammar, InvalidRequestError, SamplingParams, shorten
 from minisgl.server.answer import (
     AnswerForm,
@@ -35,8 +35,6 @@ from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension
 from minisgl.server.protocol import ChatRequest
 from minisgl.tokenizer.chat import ChatTemplate, tool_name
-from minisgl.tokenizer.tokenizer import SPECIAL_TOKENS, template_source
-from minisgl.utils.json_file import read_json_if_present
 
 MAX_TOOLS = 512
 """The largest number of tools of a request."""
@@ -64,13 +62,7 @@ class Tools(HttpExtension):
 
     def begin(self, api: Api) -> None:
         manager = api.launcher.plugin_manager if api.launcher is not None else PluginManager.load(light=True)
-        path = resolve_model(self._config.model)
-        config = read_json_if_present(path / "tokenizer_config.json") if path.is_dir() else {}
-        source = template_source(path, config) or "" if path.is_dir() else ""
-        texts = {name: _text_of(config[name]) for name in SPECIAL_TOKENS if config.get(name)}
-        added = (config.get("added_tokens_decoder") or {}).values()
-        self._special = tuple({*texts.values(), *(token["content"] for token in added if token.get("special"))})
-        self._template = ChatTemplate(source, texts) if source else None
+        source, self._template, self._special = model_template(api)
         if self._config.tool_parser is not None:
             self._tool_parser = manager.build("tool_parser", self._config.tool_parser, template=source)
         if self._config.reasoning_parser is not None:
@@ -127,10 +119,6 @@ class Tools(HttpExtension):
                 self._ends.popitem(last=False)
         self._ends.move_to_end(key)
         return self._ends[key]
-
-
-def _text_of(token: Any) -> str:
-    return str(token["content"]) if isinstance(token, dict) else str(token)
 
 
 # ---- what a request asks for -------------------------------------------------------------------------------

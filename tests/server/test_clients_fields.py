@@ -38,8 +38,10 @@ def test_hints_are_accepted_and_counted(tutor: Server) -> None:
     part = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
     cached = post(tutor, CHAT, messages=[{"role": "user", "content": [part]}], max_tokens=5, temperature=0)
     assert cached.json()["choices"] == plain["choices"]
+    named = post(tutor, CHAT, messages=[{**USER[0], "name": "Ada"}], max_tokens=5, temperature=0)
+    assert named.json()["choices"] == plain["choices"]
     after = tutor.metrics()
-    for name, count in {**dict.fromkeys(HINTS, 2), "cache_control": 1}.items():
+    for name, count in {**dict.fromkeys(HINTS, 2), "cache_control": 1, "name": 1}.items():
         key = f'minisgl_hint_parameters_total{{name="{name}"}}'
         assert after[key] - before.get(key, 0) == count, name
 
