@@ -122,6 +122,16 @@ class Lab:
         """The number of gates that `test` runs, with the gate ``loads``."""
         return len(self.gates) + bool(self.plugin)
 
+    @property
+    def gate_names(self) -> list[str]:
+        """The names of the gates that `test` runs, in order."""
+        return [*(["loads"] if self.plugin else []), *(gate.name for gate in self.sorted_gates)]
+
+    @property
+    def sorted_gates(self) -> list[Gate]:
+        """The lab's own gates in the order in which they run: those that use the server are last."""
+        return sorted(self.gates, key=lambda gate: gate.served)
+
     def why(self, cause: str) -> str:
         """Return the explanation of a cause."""
         return self.causes.get(cause) or CAUSES[cause]

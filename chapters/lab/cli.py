@@ -14,14 +14,17 @@ import random
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from minisgl.chapters.lab.catalog import Lab, find, labs
 from minisgl.chapters.lab.folder import Folder
-from minisgl.chapters.lab.grader.grade import ForkServer, fingerprint, grade
+from minisgl.chapters.lab.grader.grade import fingerprint, grade
 from minisgl.chapters.lab.grading.command import add_options, grade_folder
+from minisgl.chapters.lab.mine.commands import ENGINE_COMMANDS, add_engine_commands, after_lab, measure_stretch
+from minisgl.chapters.lab.mine.drawing import draw_text, is_coloured, is_utf8
+from minisgl.chapters.lab.mine.engine import OwnPart, own_parts
 from minisgl.chapters.lab.skeletons import HEADER, solution
 from minisgl.chapters.lab.verdicts import Verdict
 from minisgl.chapters.lab.watch import watch
@@ -35,9 +38,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     The command ``grade`` returns 3 if the grader itself has failed.
     """
-    options = _parser().parse_args(argv)
+    options, rest = _parser().parse_known_args(argv)
+    if rest and options.command != "serve":
+        _parser().parse_args(argv)  # reports the argument that is not known, and exits
     with plain_errors("minisgl.lab"):
         folder = Folder(Path(options.dir))
+        if options.command in ENGINE_COMMANDS:
+            if options.command == "serve":
+                options.options += rest
+            return ENGINE_COMMANDS[options.command](folder, options)
         if options.command == "grade":
             return grade_folder(options)
         if options.command in ("list", "status"):
@@ -73,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     hint = add("hint", "print one more hint")
     hint.add_argument("part", nargs="?", help="the part (default: the first part whose gate is not green)")
     add_options(add("grade", "for instructors: grade all files of a folder, in isolated processes", lab=False))
+    add_engine_commands(add)
     diff = add("diff", "compare your file with the reference solution")
     diff.add_argument("path", nargs="?", help="the file to compare (default: my_NAME.py in your folder)")
     return parser
@@ -90,22 +100,21 @@ def _list(folder: Folder, status: bool) -> int:
 
 
 def _status(folder: Folder) -> int:
-    known, greens, totals = folder.recall(), 0, 0
+    known, parts = folder.recall(), own_parts(folder)
     if not known:
         print(f"There are no results in {folder.path.resolve()}. `test` saves results in the folder in which it runs.")
-    for lab in labs():
-        done = known.get(lab.lab, {})
-        green, total = (len(done["green"]), len(done["gates"])) if _is_graded(done) else (0, lab.num_gates)
-        greens, totals = greens + green, totals + total
-        print(f"{lab.lab:<9} {_bar(green, total)} {_progress(done)}")
-    print(f"{'course':<9} {_bar(greens, totals)} {greens} of {totals} gates green")
+    for part in parts:
+        print(f"{part.lab.lab:<9} {_bar(part.green, part.total)} {_progress(known.get(part.lab.lab, {}), part)}")
+    greens, totals = sum(part.green for part in parts), sum(part.total for part in parts)
+    print(f"{'course':<9} {_bar(greens, totals)} {greens} of {totals} gates green\n")
+    print(draw_text(parts, plain=not is_utf8(), colour=is_coloured()))
     return 0
 
 
 def _bar(done: int, total: int, width: int = 20) -> str:
     """Return a progress bar. It is full only if everything is done."""
     filled = width * done // total
-    full, empty = "█░" if "utf" in (sys.stdout.encoding or "").lower() else "#-"
+    full, empty = "█░" if is_utf8() else "#-"
     return full * filled + empty * (width - filled)
 
 
@@ -113,15 +122,17 @@ def _is_graded(done: dict[str, Any]) -> bool:
     return {"path", "sha256", "green", "gates"} <= done.keys()
 
 
-def _progress(done: dict[str, Any]) -> str:
+def _progress(done: dict[str, Any], part: OwnPart) -> str:
     if not _is_graded(done):
         return "not graded yet"
-    path = Path(done["path"])
-    if not path.exists():
-        return f"{len(done['green'])} of {len(done['gates'])} gates green, but {path} does not exist any more"
-    changed = "" if fingerprint(path) == done["sha256"] else " (the file has changed since)"
-    red = [gate for gate in done["gates"] if gate not in done["green"]]
-    return f"{len(done['green'])} of {len(done['gates'])} gates green{', next: ' + red[0] if red else ''}{changed}"
+    if part.file is None:
+        return (
+            f"{len(done['green'])} of {len(done['gates'])} gates were green, but {done['path']} does not exist any more"
+        )
+    if part.changed:
+        before = f"{len(done['green'])} of {len(done['gates'])}"
+        return f"open again: the file has changed since {before} gates were green"
+    return f"{part.green} of {part.total} gates green{', next: ' + part.red if part.red else ''}"
 
 
 def _start(lab: Lab, folder: Folder, options: argparse.Namespace) -> int:
@@ -161,8 +172,8 @@ def _test(lab: Lab, folder: Folder, options: argparse.Namespace) -> int:
         report = grade(lab, path, seed=seed, only=only, replay=replay, stop=options.first, on_verdict=print_verdict)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    if not only:
-        folder.remember_report(report, [verdict.gate for verdict in report.verdicts])
+    if not options.replay:
+        folder.remember_report(report, lab.gate_names)
     green = sum(verdict.green for verdict in report.verdicts)
     print(
         f"{green} of {len(report.verdicts)} gates green" + (": the lab is done." if report.passed and not only else ".")
@@ -170,16 +181,10 @@ def _test(lab: Lab, folder: Folder, options: argparse.Namespace) -> int:
     if report.passed and not only and lab.plugin:
         print(f"Serve it: {lab.command}")
     if report.passed and not only and lab.stretch:
-        print(f"A number to beat, not graded: {lab.stretch.says}\n  {_stretch(lab, path, seed)}")
+        print(f"A number to beat, not graded: {lab.stretch.says}\n  {measure_stretch(lab, path, folder, seed)}")
+    if report.passed and not only:
+        print(after_lab(folder, lab))
     return 0 if report.passed else 1
-
-
-def _stretch(lab: Lab, path: Path, seed: int) -> str:
-    """Measure the task beyond the lab, and return the result in a line."""
-    assert lab.stretch is not None
-    with ForkServer(lab.torch) as server:
-        verdict = server.run(lab, path.resolve(), lab.stretch.gate, seed)
-    return f"Yours: {verdict.note}." if verdict.green else f"Not measured: {verdict.seen or verdict.note}"
 
 
 def _watch(lab: Lab, folder: Folder, options: argparse.Namespace) -> int:
@@ -266,7 +271,13 @@ def _diff(lab: Lab, folder: Folder, options: argparse.Namespace) -> int:
     return 0
 
 
-COMMANDS = {"start": _start, "test": _test, "watch": _watch, "hint": _hint, "diff": _diff}
+COMMANDS: dict[str, Callable[[Lab, Folder, argparse.Namespace], int]] = {
+    "start": _start,
+    "test": _test,
+    "watch": _watch,
+    "hint": _hint,
+    "diff": _diff,
+}
 
 
 def run() -> None:

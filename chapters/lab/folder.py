@@ -1,6 +1,7 @@
 """A student's folder: the lab files, which are never overwritten, and the saved results.
 
-The subfolder ``.minisgl-lab/`` holds the last result of each lab, the number of hints given, and workloads to replay.
+The subfolder ``.minisgl-lab/`` holds the last result of each lab, the number of hints given, workloads to replay, and
+the measurements of the student's whole engine.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Folder:
             raise ConfigError(f"--dir {path}: there is no such folder.")
         self.path = path
         self._state = path / STATE_FOLDER / "state.json"
+        self._engine = path / STATE_FOLDER / "engine.json"
 
     # ---- the lab files ---------------------------------------------------------------------------------
 
@@ -100,9 +102,38 @@ class Folder:
         _write(self._state, json.dumps(known) + "\n")
 
     def remember_report(self, report: Report, gates: Sequence[str]) -> None:
-        """Save which of the lab's ``gates`` are green in the file that was graded."""
-        green = [verdict.gate for verdict in report.verdicts if verdict.green]
+        """Save which of the lab's ``gates`` are green in the file that was graded.
+
+        A report of some of the gates, as of ``test --gate``, is added to the saved result if that is of the same
+        content of the file. Otherwise the gates that did not run count as not green.
+        """
+        known = self.recall().get(report.lab.lab, {})
+        tried = {verdict.gate: verdict.green for verdict in report.verdicts}
+        kept: set[str] = set()
+        if known.get("sha256") == report.sha256 and known.get("gates") == list(gates):
+            kept = set(known.get("green", ()))
+        green = [gate for gate in gates if tried.get(gate, gate in kept)]
         self.remember(report.lab, path=report.path, sha256=report.sha256, green=green, gates=list(gates))
+
+    def remember_stretch(self, lab: Lab, sha256: str, counted: str, beaten: bool) -> None:
+        """Save the measurement of a lab's number to beat, for a file with this hash."""
+        self.remember(lab, stretch={"sha256": sha256, "counted": counted, "beaten": beaten})
+
+    def recall_engine(self, name: str) -> Any:
+        """Return the last measurement ``name`` of the student's whole engine, or None."""
+        try:
+            known = json.loads(self._engine.read_text("utf-8"))
+        except (OSError, ValueError):
+            return None
+        return known.get(name) if isinstance(known, dict) else None
+
+    def remember_engine(self, name: str, measured: Any) -> None:
+        """Save a measurement of the student's whole engine."""
+        try:
+            known = json.loads(self._engine.read_text("utf-8"))
+        except (OSError, ValueError):
+            known = {}
+        _write(self._engine, json.dumps({**known, name: measured}) + "\n")
 
     def keep_workload(self, lab: Lab, gate: str, workload: Any) -> Path:
         """Save a workload for ``test --replay`` and return the path of the saved file."""

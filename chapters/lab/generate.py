@@ -33,7 +33,8 @@ def listing() -> str:
         "- `test NAME` grades your file.",
         "- `hint NAME` prints one more hint each time.",
         "- `diff NAME` compares your file with the reference solution.",
-        "- `status` shows your results.\n",
+        "- `status` shows your results and your engine.",
+        "- `serve`, `ladder`, `promises` and `card` are about [your whole engine](../my-engine.md).\n",
         "| lab | chapter | hook | title |",
         "| --- | --- | --- | --- |",
     ]

@@ -1,0 +1,1 @@
+"""A student's own engine: the server with all finished lab files, its drawing, its counts and its result card."""
