@@ -34,7 +34,8 @@ def listing() -> str:
         "- `hint NAME` prints one more hint each time.",
         "- `diff NAME` compares your file with the reference solution.",
         "- `status` shows your results and your engine.",
-        "- `serve`, `ladder`, `promises` and `card` are about [your whole engine](../my-engine.md).\n",
+        "- `serve`, `ladder`, `promises` and `card` are about [your whole engine](../my-engine.md).",
+        "- `arena` lets policies or caches [play against each other](../my-engine.md#the-arena).\n",
         "| lab | chapter | hook | title |",
         "| --- | --- | --- | --- |",
     ]

@@ -1,4 +1,4 @@
-"""The commands about a student's whole engine: ``serve``, ``ladder``, ``promises`` and ``card``."""
+"""The commands about a student's whole engine: ``serve``, ``ladder``, ``promises``, ``card`` and ``arena``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from minisgl.chapters.lab.arena.command import add_arena, run_arena
 from minisgl.chapters.lab.catalog import Lab, find
 from minisgl.chapters.lab.folder import Folder
 from minisgl.chapters.lab.grader.grade import ForkServer, fingerprint
@@ -39,6 +40,7 @@ def add_engine_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     promises.add_argument("--only", type=_positive, metavar="N", help="run only the schedule N of the seed")
     card = add("card", "write your result card: my_engine.svg and my_engine.html", lab=False)
     card.add_argument("--name", default="My engine", help="the title of the card, such as your name")
+    add_arena(add)
 
 
 def _positive(text: str) -> int:
@@ -148,4 +150,5 @@ ENGINE_COMMANDS: dict[str, Callable[[Folder, argparse.Namespace], int]] = {
     "ladder": _ladder,
     "promises": _promises,
     "card": _card,
+    "arena": run_arena,
 }

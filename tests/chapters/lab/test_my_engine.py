@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from minisgl.chapters.lab.arena import play
 from minisgl.chapters.lab.catalog import find, labs
 from minisgl.chapters.lab.cli import main
 from minisgl.chapters.lab.folder import Folder
@@ -121,7 +123,7 @@ def test_the_package_of_the_capstone(tmp_path: Path) -> None:
 
 
 def test_serve_runs_the_real_server(tmp_path: Path) -> None:
-    """Each own part is called. The options of the server follow."""
+    """Each own part is called. The options of the server follow. The same file plays in the arena."""
     names = ["meter", "ledger", "policy", "radix"]
     finish(tmp_path, names)
     script = tmp_path / "serve.py"  # it gets the words of `Server`: -m minisgl device=cpu …
@@ -139,9 +141,12 @@ def test_serve_runs_the_real_server(tmp_path: Path) -> None:
         )
         with urllib.request.urlopen(request, timeout=limit) as response:
             assert "4" in json.load(response)["choices"][0]["message"]["content"]
-        called = {name for name in server.metrics() if name.startswith("minisgl_plugin_calls_total")}
-    for name in names:
-        assert any(f"/my_{name}.py" in each for each in called), name
+        until = time.monotonic() + limit  # the processes report their counts four times a second
+        while missing := [name for name in names if not any(f"/my_{name}.py" in each for each in server.metrics())]:
+            assert time.monotonic() < until, f"never called: {missing}"
+            time.sleep(0.1)
+    played = play.answer({"kind": "cache", "entry": str(tmp_path / "my_radix.py"), "file": True, "seed": 1})
+    assert all(each.computed > 0 for each in played)
 
 
 # ---- the ladder, the schedules, the card -----------------------------------------------------------------
