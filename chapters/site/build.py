@@ -113,9 +113,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _read(page: Page, paths: list[str]) -> list[str]:
-    """Return the SVG elements of a page's picture files."""
+    """Return the SVG elements of a page's picture files, each with its version for narrow screens, if there is one."""
     folder = Path(page.file.abs_src_path or "").parent
-    return [(folder / path).read_text(encoding="utf-8").strip() for path in paths]
+    versions = [[folder / path, folder / rendered.narrow_name(path)] for path in paths]
+    return [
+        "".join(p.read_text(encoding="utf-8").strip() for p in some if p == some[0] or p.exists()) for some in versions
+    ]
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, **_: Any) -> str:

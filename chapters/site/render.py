@@ -106,13 +106,23 @@ class Renderer:
             raise PageError(f"{self._runner.name}, line {block.line}: the block printed no picture")
         name = block.options.get("picture") or block.options["session"]
         shown = []
-        for i, svg in enumerate(svgs, 1):
-            path = self.page.parent / "pictures" / f"{name}{f'-{i}' if len(svgs) > 1 else ''}.svg"
+        wide = sum(not _is_narrow(svg) for svg in svgs)
+        number = 0
+        for svg in svgs:
+            number += not _is_narrow(svg)
+            file = f"{name}{f'-{number}' if wide > 1 else ''}.svg"
+            path = self.page.parent / "pictures" / (rendered.narrow_name(file) if _is_narrow(svg) else file)
             if path in self.pictures:
                 raise PageError(f"{self._runner.name}, line {block.line}: two pictures are called {path.name}")
             self.pictures[path] = standalone(svg)
-            shown.append(f"![{label(svg)}]({path.relative_to(self.page.parent).as_posix()})")
+            if not _is_narrow(svg):
+                shown.append(f"![{label(svg)}]({path.relative_to(self.page.parent).as_posix()})")
         return "\n".join(shown)
+
+
+def _is_narrow(svg: str) -> bool:
+    """Return whether a picture is the version of the picture before it for narrow screens."""
+    return "mg-narrow" in svg.partition(">")[0]
 
 
 def standalone(svg: str) -> str:

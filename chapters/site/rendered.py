@@ -131,6 +131,11 @@ def for_site(markdown: str) -> tuple[str, dict[str, list[str]]]:
     return _DETAILS.sub(fold, shown), pictures
 
 
+def narrow_name(path: str) -> str:
+    """Return the name of the file with the version of a picture for narrow screens."""
+    return path.removesuffix(".svg") + "-narrow.svg"
+
+
 def inline(page: str, mark: str, pictures: list[str]) -> str:
     """Return an HTML page with a placeholder replaced by SVG pictures, so that they follow the page's colours.
 

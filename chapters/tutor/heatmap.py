@@ -21,7 +21,7 @@ STYLE = (
     theme("svg.heat")
     + "svg.heat{font:12px/1.3 ui-sans-serif,system-ui,sans-serif}svg.heat text{fill:var(--mg-ink)}"
     + "svg.heat .cell{fill:var(--mg-heat);stroke:var(--mg-line)}svg.heat .title{font-weight:600}"
-    + "svg.heat .small{font-size:11px}svg.heat .value{font-size:10.5px;text-anchor:middle;pointer-events:none}"
+    + "svg.heat .small{font-size:11px}svg.heat .value{font-size:11px;text-anchor:middle;pointer-events:none}"
 )
 
 

@@ -165,7 +165,8 @@ def layout_problems(browser: Chrome, width: int) -> Iterator[str]:
         ".map(i => 'picture not loaded: ' + i.src)"
     )
     smallest = browser.execute_script(
-        "return [...document.querySelectorAll('article svg[viewBox]')].filter(s => s.querySelector('text')).map(s =>"
+        "return [...document.querySelectorAll('article svg[viewBox]')].filter(s => s.querySelector('text') &&"
+        "  s.getBoundingClientRect().width).map(s =>"
         "  s.getBoundingClientRect().width / s.viewBox.baseVal.width *"
         "  Math.min(...[...s.querySelectorAll('text')].map(t => parseFloat(getComputedStyle(t).fontSize))))"
     )

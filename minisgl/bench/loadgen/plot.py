@@ -18,7 +18,7 @@ Points = list[tuple[float, float]]
 Series = list[tuple[str, Points]]
 """Lines of a chart: name and points."""
 
-WIDTH, HEIGHT = 300, 150
+WIDTH, HEIGHT = 272, 150
 """Size of a chart's plotting area, in pixels."""
 LEFT, GAP = 52, 40
 MAX_POINTS = 200

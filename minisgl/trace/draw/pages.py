@@ -33,7 +33,7 @@ def unused(trace: Trace) -> str:
     return f"and {more:,} more page{'' if more == 1 else 's'}, which this run never used" if more else ""
 
 
-def pages(trace: Trace, step: int, tables: bool = False, title: str = "") -> str:
+def pages(trace: Trace, step: int, tables: bool = False, title: str = "", width: float = WIDTH) -> str:
     """Return the SVG of the pool after ``step``. ``tables`` adds the page tables of the running requests."""
     state = state_at(trace, step)
     pic = Picture("pages", f"{title or 'Page map'} after step {step}")
@@ -42,10 +42,10 @@ def pages(trace: Trace, step: int, tables: bool = False, title: str = "") -> str
     items = [("free", f"free: {free}"), ("q0", f"owned by a request: {int((state.owner >= 0).sum())}")]
     items += [("cache used", f"cached, in use: {used}"), ("cache", f"cached, evictable: {cached - used}")]
     items += [("retire", f"retiring: {retiring}")]
-    y = pic.legend(0, 10, items, WIDTH) + 6
+    y = pic.legend(0, 10, items, width) + 6
     if tables:
-        y = _tables(pic, state, y)
-    y = _pool(pic, state, shown(trace), y)
+        y = _tables(pic, state, width, y)
+    y = _pool(pic, state, shown(trace), width, y)
     if words := unused(trace):
         pic.text(0, y + 14, words, "soft")
     pic.desc = (
@@ -56,10 +56,10 @@ def pages(trace: Trace, step: int, tables: bool = False, title: str = "") -> str
     return pic.render()
 
 
-def _tables(pic: Picture, state: State, y: float) -> float:
+def _tables(pic: Picture, state: State, width: float, y: float) -> float:
     """Draw one line for each running request: its pages in order. Return the y below them."""
     longest = max((int((state.page_table[req.req_pool_idx] >= 0).sum()) for req in state.running.values()), default=1)
-    cell = min(max((WIDTH - 90) / max(longest, 1), 8.0), 24.0)
+    cell = min(max((width - 90) / max(longest, 1), 8.0), 24.0)
     pic.text(0, y + 10, "page tables", "strong")
     y += 18
     for req in state.running.values():
@@ -74,10 +74,10 @@ def _tables(pic: Picture, state: State, y: float) -> float:
     return y + 22
 
 
-def _pool(pic: Picture, state: State, numbers: list[int], y: float) -> float:
+def _pool(pic: Picture, state: State, numbers: list[int], width: float, y: float) -> float:
     """Draw pages of the pool. Return the y below them."""
     columns = next((n for n in (16, 20, 32, 40, 64) if len(numbers) <= n * 10), 80)
-    cell = WIDTH / columns
+    cell = width / columns
     for i, page in enumerate(numbers):
         tip = f"page {page}: {_words(state, page)}"
         _page(pic, state, page, i % columns * cell, y + i // columns * cell, cell, tip, kind="page")
@@ -92,12 +92,13 @@ def _page(pic: Picture, state: State, page: int, x: float, y: float, cell: float
     if cell <= 12:
         cls += " tiny"
     size = cell - 2 * gap
-    pic.rect(x + gap, y + gap, size, size, cls, fade=None if owner != CACHE or users else 0.6, tip=tip,
+    pic.rect(x + gap, y + gap, size, size, cls, fade=None if owner != CACHE or users else 0.4, tip=tip,
              page=page, owner=owner, users=users, **data)  # fmt: skip
     if owner == RETIRING and size >= 8:
         pic.path([(x + gap + 2, y + gap + size - 2), (x + gap + size - 2, y + gap + 2)], "hatch")
     if size >= 15 and len(str(page)) * 5.6 < cell:
-        pic.text(x + cell / 2, y + cell / 2 + 3.5, page, "small soft mid" if owner == FREE else "small on mid")
+        words = {"free": "small soft mid", "cache": "small mid"}.get(cls, "small on mid")
+        pic.text(x + cell / 2, y + cell / 2 + 3.5, page, words)
 
 
 def _words(state: State, page: int) -> str:

@@ -8,10 +8,10 @@ from minisgl.trace.read import Trace, TraceError
 
 __all__ = ["staircase"]
 
-WIDTH = 640
+WIDTH, LEFT = 640, 64
 
 
-def staircase(trace: Trace, uid: int, title: str = "") -> str:
+def staircase(trace: Trace, uid: int, title: str = "", width: float = LEFT + WIDTH) -> str:
     """Return an SVG with a line for each step that has a row of request ``uid``, and a column for each position.
 
     Raises `TraceError` if no step has a row of the request.
@@ -21,11 +21,11 @@ def staircase(trace: Trace, uid: int, title: str = "") -> str:
         raise TraceError(f"{trace.name} has no row of request {uid}.")
     pic = Picture("staircase", title or f"Prefill and decode of request {uid}")
     length = max(row.start + row.count for _, row in seen) + 1
-    unit = min(max(WIDTH / length, 2.0), 22.0)
+    unit = min(max((width - LEFT) / length, 2.0), 22.0)
     high = 16 if len(seen) <= 40 else 8
     items = [("prefill", "computed by prefill"), ("decode", "computed by decode"), ("free", "KV that is read")]
     items += [("cache", "KV from the cache")] if seen[0][1].num_cached_tokens else []
-    top = pic.legend(64, 10, items) + 16
+    top = pic.legend(0, 10, items, width) + 16
     pic.text(64, top - 6, "position in the text →", "small soft")
     for i, (step, row) in enumerate(seen):
         y = top + i * high
@@ -41,7 +41,7 @@ def staircase(trace: Trace, uid: int, title: str = "") -> str:
                  uid=uid, kind=kind, start=row.start, count=row.count)  # fmt: skip
         if row.count > 1 and high > 8:
             words = f"{row.count} tokens" + ("" if row.sample else ", a chunk")
-            if row.count * unit > len(words) * 6:
+            if row.count * unit > len(words) * 6.5:
                 pic.text(64 + (row.start + row.count / 2) * unit, y + high / 2 + 3.5, words, "small on mid")
     steps = len(seen)
     prefill = [row for _, row in seen if not row.decode]

@@ -13,14 +13,14 @@ from zlib import crc32
 
 Data = dict[str, object]
 
-__all__ = ["HUES", "LINE", "Picture", "figure"]
+__all__ = ["HUES", "LINE", "NARROW", "Picture", "figure"]
 
 HUES = 8
 """Number of colours for requests: request ``uid`` has colour ``uid % HUES``. Class ``q0`` fills, ``s0`` draws lines."""
 LINE = 16
 """Height of a line of text, in pixels."""
-MIN_SCALE = 0.9
-"""A picture in a figure shrinks to this share of its width at most, so that text of 10 pixels stays readable."""
+NARROW = 342.0
+"""Largest width of a drawing, without its margins, that a phone of 390 pixels shows without scrolling."""
 
 _LIGHT = {
     "ink": "#1f2430", "soft": "#5a6170", "line": "#d8d6cf", "paper": "#fcfbf8", "well": "#f1efe9",
@@ -63,7 +63,7 @@ def theme(selector: str) -> str:
 _STYLE = (
     theme("svg.mg")
     + "svg.mg{font:12px/1.3 ui-sans-serif,system-ui,sans-serif;color:var(--mg-ink)}"
-    + "svg.mg text{fill:var(--mg-ink)}svg.mg .soft{fill:var(--mg-soft)}svg.mg .small{font-size:10px}"
+    + "svg.mg text{fill:var(--mg-ink)}svg.mg .soft{fill:var(--mg-soft)}svg.mg .small{font-size:11px}"
     + "svg.mg .on{fill:var(--mg-on);font-weight:600}svg.mg .strong{font-weight:600}"
     + "svg.mg .mid{text-anchor:middle}svg.mg .end{text-anchor:end}"
     + "svg.mg .line{stroke:var(--mg-line);fill:none}svg.mg .well{fill:var(--mg-well)}"
@@ -80,7 +80,7 @@ _STYLE = (
     + "svg.mg .wait{stroke:var(--mg-soft);stroke-width:1.5;stroke-dasharray:1.5 3.5;stroke-linecap:round;fill:none}"
     + "svg.mg .badline{stroke:var(--mg-bad);stroke-width:2;fill:none}"
     + "svg.mg .cut{stroke:var(--mg-paper);stroke-width:4}"
-    + "svg.mg .hatch{stroke:var(--mg-paper);stroke-width:1.5}"
+    + "svg.mg .hatch{stroke:var(--mg-paper);stroke-width:1.5}svg.mg .back{fill:var(--mg-paper)}"
 )
 
 
@@ -118,7 +118,7 @@ class Picture:
     def text(self, x: float, y: float, words: object, cls: str = "", **data: object) -> None:
         """Add text whose baseline begins at (x, y)."""
         word = str(words)
-        wide = len(word) * (5.6 if "small" in cls else 6.8)
+        wide = len(word) * (6.1 if "small" in cls else 6.8)
         self._grow(x + (0 if "end" in cls else wide / 2 if "mid" in cls else wide), y + 4)
         self._put("text", {"class": cls or None, "x": x, "y": y}, escape(word), "", data)
 
@@ -170,12 +170,17 @@ class Picture:
         )
 
 
-def figure(svg: str, caption: str = "") -> str:
-    """Return a ``<figure>`` with the picture, in which a wide picture scrolls on a narrow screen."""
+def figure(svg: str, caption: str = "", narrow: str = "") -> str:
+    """Return a ``<figure>`` with the picture, in which a wide picture scrolls on a narrow screen.
+
+    A picture never shrinks, so that its text keeps its size. ``narrow`` is a second version of the picture: the site
+    shows it on a narrow screen instead (``docs/assets/site.css``).
+    """
     words = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
     wide = re.search(r' width="(\d+)"', svg)
     if wide is not None:
-        svg = svg.replace("<svg ", f'<svg style="min-width:{int(wide[1]) * MIN_SCALE:.0f}px" ', 1)
+        svg = svg.replace("<svg ", f'<svg style="min-width:{wide[1]}px" ', 1)
+    svg += narrow.replace(" picture", " picture mg-narrow", 1)
     return f'<figure class="mg-figure" style="overflow-x:auto;margin:1em 0">{svg}{words}</figure>'
 
 

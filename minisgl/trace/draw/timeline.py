@@ -17,18 +17,18 @@ WIDTH = 720
 LEFT = 64
 
 
-def timeline(trace: Trace, steps: range | None = None, title: str = "") -> str:
+def timeline(trace: Trace, steps: range | None = None, title: str = "", width: float = LEFT + WIDTH) -> str:
     """Return the SVG of a run, or of some of its steps."""
-    return timelines([(title, trace)], steps)
+    return timelines([(title, trace)], steps, width)
 
 
-def timelines(runs: Sequence[tuple[str, Trace]], steps: range | None = None) -> str:
+def timelines(runs: Sequence[tuple[str, Trace]], steps: range | None = None, width: float = LEFT + WIDTH) -> str:
     """Return the SVG of several runs (name, trace), one below the other with the same columns."""
     all_turns = [[turn for turn, _ in turns(trace)] for _, trace in runs]
     steps = steps or range(max((len(seen) for seen in all_turns), default=0))
     names = " and ".join(name for name, _ in runs if name)
     pic = Picture("timeline", f"Batch timeline{': ' + names if names else ''}")
-    cell = min(max(WIDTH / max(len(steps), 1), 5.0), 24.0)
+    cell = min(max((width - LEFT) / max(len(steps), 1), 3.0), 24.0)
     items = [("prefill", "prefill chunk"), ("decode", "decode")]
     if any(row.num_cached_tokens for seen in all_turns for turn in seen for row in turn.rows):
         items.append(("cache", "prefix from the cache"))
@@ -40,7 +40,7 @@ def timelines(runs: Sequence[tuple[str, Trace]], steps: range | None = None) -> 
         items.append(("cross", "retracted"))
     if any(row.discarded for seen in all_turns for turn in seen for row in turn.rows):
         items.append(("lost", "token discarded"))
-    y = pic.legend(0, 10, items, LEFT + WIDTH) + 4
+    y = pic.legend(0, 10, items, width) + 4
     sentences = []
     for (name, _), seen in zip(runs, all_turns, strict=True):
         if name:
@@ -125,7 +125,7 @@ def _cell(pic: Picture, turn: Turn, row: Row, x: float, y: float, w: float, h: f
         pic.rect(x + gap, y + h * (1 - share), w - 2 * gap, h * share, "cache", r=1, tip=tip,
                  step=turn.step, uid=row.uid, kind="cached", count=row.num_cached_tokens)  # fmt: skip
     label = str(row.count)
-    if not row.decode and h >= 14 and w > 6 * len(label) + 4:
+    if not row.decode and h >= 14 and w > 6.5 * len(label) + 4:
         pic.text(x + w / 2, y + h / 2 + 3.5, label, "small on mid")
 
 

@@ -13,6 +13,8 @@ from minisgl.trace.tree import Node
 __all__ = ["tree"]
 
 WIDTH, BOX = 640, 22
+LABEL = 120
+"""Width of the label to the right of a leaf, in a picture that is narrower than `WIDTH`."""
 INNER, LEAF = 42, 28
 """Heights of a line: with an inner node first, which has its label below it, and with a leaf."""
 MAX_UNUSED_LEAVES = 5
@@ -21,7 +23,9 @@ Text = Callable[[Sequence[int]], str]
 """A function from token ids to text."""
 
 
-def tree(trace: Trace, step: int, text: Text | None = None, deepest: int = 0, title: str = "") -> str:
+def tree(
+    trace: Trace, step: int, text: Text | None = None, deepest: int = 0, title: str = "", width: float = WIDTH
+) -> str:
     """Return the SVG of the tree after ``step``.
 
     With ``text`` (a tokenizer's ``decode``), the nodes show the text of their tokens. ``deepest`` is the least number
@@ -31,9 +35,11 @@ def tree(trace: Trace, step: int, text: Text | None = None, deepest: int = 0, ti
     nodes = list(state.tree.nodes())
     pic = Picture("tree", f"{title or 'Radix tree'} after step {step}")
     most = max([deepest, 1, *(node.depth + len(node.pages) for node in nodes)])
-    drawing = _Drawing(pic, state, step, min(max(WIDTH / most, 3.0), 34.0), text)
+    drawing = _Drawing(
+        pic, state, step, min(max((width if width >= WIDTH else width - LABEL) / most, 3.0), 34.0), text, width >= WIDTH
+    )
     items = [("cache used", "in use"), ("cache", "unused: the paler, the longer ago")]
-    top = pic.legend(0, 10, [*items, ("q0", "a request, at the end of its prefix")], WIDTH) + 10
+    top = pic.legend(0, 10, [*items, ("q0", "a request, at the end of its prefix")], width) + 10
     bottom = max(drawing.below(state.tree.root, top), top + LEAF)
     pic.path([(0, top - 2), (0, bottom - LEAF + BOX + 2)], "edge", "the root: the empty prefix")
     _axis(pic, most, drawing.unit, bottom, state.spec.page_size)
@@ -44,8 +50,8 @@ def tree(trace: Trace, step: int, text: Text | None = None, deepest: int = 0, ti
 class _Drawing:
     """Draws a tree from left to right, ``unit`` pixels for each page. A node and its first child share a line."""
 
-    def __init__(self, pic: Picture, state: State, step: int, unit: float, text: Text | None):
-        self.pic, self.state, self.step, self.unit, self.text = pic, state, step, unit, text
+    def __init__(self, pic: Picture, state: State, step: int, unit: float, text: Text | None, wordy: bool):
+        self.pic, self.state, self.step, self.unit, self.text, self.wordy = pic, state, step, unit, text, wordy
         self.ends: dict[int, list[int]] = {}
         for req in state.running.values():
             if req.cached_pages:
@@ -76,7 +82,7 @@ class _Drawing:
         pic, unit = self.pic, self.unit
         x, w = node.depth * unit, len(node.pages) * unit
         age = max(self.step - node.step, 0)
-        fade = 1.0 if node.users else max(0.28, 0.75 * 0.93**age)
+        fade = 1.0 if node.users else max(0.2, 0.4 * 0.93**age)
         ago = "now" if not age else f"{age} step{'s' if age > 1 else ''} ago"
         users = f"{node.users} user{'s' if node.users != 1 else ''}"
         content = self.text(self.state.token_ids(node.pages)).replace("\n", " ") if self.text else ""
@@ -94,15 +100,15 @@ class _Drawing:
         label = users if node.users else f"used {ago}"
         if not node.children:
             self.chips(ends, node, x + w + 11, y + BOX / 2)
-            label += f" · {_cut(content, 60)}" if content else ""
+            label += f" · {_cut(content, 60)}" if content and self.wordy else ""
             pic.text(x + w + 7 + len(ends) * 19, y + BOX / 2 + 4, label, "small soft")
             return
         room = w - 8 - 17 * len(ends)
         self.chips(ends, node, x + w - 10 - 17 * (len(ends) - 1), y + BOX + 4)
         short = f"{node.users} u." if node.users else f"{age} ago"
-        left = int(room / 5.4) - len(label) - 3
+        left = int(room / 6.0) - len(label) - 3
         longer = [f"{label} · {_cut(content, left)}"] if content and left > 4 else []
-        fits = (each for each in (*longer, label, short) if len(each) * 5.4 < room)
+        fits = (each for each in (*longer, label, short) if len(each) * 6.0 < room)
         pic.text(x + 4, y + BOX + 12, next(fits, ""), "small soft")
 
     def chips(self, uids: list[int], node: Node, x: float, y: float) -> None:
@@ -115,7 +121,7 @@ class _Drawing:
     def more(self, nodes: list[Node], x: float, y: float) -> None:
         """Draw unused leaves as one mark."""
         count = sum(len(node.pages) for node in nodes)
-        self.pic.rect(x + 1.5, y, max(self.unit - 3, 4), BOX, "cache", r=4, fade=0.28, kind="more", nodes=len(nodes),
+        self.pic.rect(x + 1.5, y, max(self.unit - 3, 4), BOX, "cache", r=4, fade=0.2, kind="more", nodes=len(nodes),
                       pages=" ".join(str(page) for node in nodes for page in node.pages))  # fmt: skip
         words = f"and {len(nodes)} older unused leaves with {count} pages"
         self.pic.text(x + max(self.unit, 6) + 6, y + BOX / 2 + 4, words, "small soft")

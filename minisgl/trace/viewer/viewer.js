@@ -229,11 +229,11 @@
           el(svg, "path", { class: "edge", d: `M${x} ${place[parent] + box / 2}V${place[i] + box / 2}` });
         const hit = focus !== null && pages.every((page) => this.mine.has(page));
         const e = el(svg, "rect", { class: "cache" + (users ? " used" : "") + (hit ? " focus" : ""), x: x + 1, y: place[i],
-          width: Math.max(w - 2, 1.5), height: box, rx: 3, opacity: users ? 1 : Math.max(0.28, 0.75 * 0.93 ** age).toFixed(2),
+          width: Math.max(w - 2, 1.5), height: box, rx: 3, opacity: users ? 1 : Math.max(0.2, 0.4 * 0.93 ** age).toFixed(2),
           "data-pages": pages.join(" "), "data-users": users });
         tip(e, `${plural(pages.length, "page")}: ${pages.join(", ")}; ${plural(users, "user")}; last used ` +
           (age ? `${plural(age, "step")} ago` : "now") + (words ? `\n“${words}”` : ""));
-        if (unit >= 16) pages.forEach((page, k) => el(svg, "text", { class: "on mid", x: x + (k + 0.5) * unit, y: place[i] + 12.5, "pointer-events": "none" }, page));
+        if (unit >= 16) pages.forEach((page, k) => el(svg, "text", { class: users ? "on mid" : "mid", x: x + (k + 0.5) * unit, y: place[i] + 12.5, "pointer-events": "none" }, page));
         const leaf = !children[i].length;
         ends.slice(0, 6).forEach((uid, k) => {
           const cx = leaf ? x + w + 11 + 19 * k : x + w - 8 - 16 * k, cy = place[i] + (leaf ? box / 2 : box + 1);
@@ -248,7 +248,7 @@
       });
       for (const [old, top] of more) {
         const x = 2 + depth[old[0]] * unit;
-        el(svg, "rect", { class: "cache", x: x + 1, y: top, width: Math.max(unit - 2, 4), height: box, rx: 3, opacity: 0.28 });
+        el(svg, "rect", { class: "cache", x: x + 1, y: top, width: Math.max(unit - 2, 4), height: box, rx: 3, opacity: 0.2 });
         el(svg, "text", { class: "soft", x: x + Math.max(unit, 6) + 4, y: top + 13 }, `and ${old.length} older leaves`);
       }
     }
@@ -269,13 +269,13 @@
         const cls = owner === FREE ? "free" : owner === RETIRING ? "retire" : owner === CACHE ? (users ? "cache used" : "cache") : hue(owner);
         const gap = cell > 9 ? 1.5 : 0.75, tiny = cell <= 12 ? " tiny" : "";
         const e = el(svg, "rect", { class: cls + tiny + (this.mine.has(page) ? " focus" : ""), x: x + gap, y: y + gap, width: cell - 2 * gap,
-          height: cell - 2 * gap, rx: 2, opacity: owner === CACHE && !users ? 0.5 : undefined, "data-page": page, "data-owner": owner });
+          height: cell - 2 * gap, rx: 2, opacity: owner === CACHE && !users ? 0.4 : undefined, "data-page": page, "data-owner": owner });
         if (this.violation && this.violation.page === page && this.violation.step === s.s) e.setAttribute("class", "bad");
         tip(e, `page ${page}: ` + (owner === FREE ? "free" : owner === RETIRING ? "retiring: a launched step may still access it"
           : owner === CACHE ? `owned by the cache, ${plural(users, "user")}` : `owned by request ${owner}`));
         if (owner >= 0) follow(e, owner);
-        if (cell >= 19 && `${page}`.length * 5.6 < cell) el(svg, "text", { class: (owner === FREE ? "soft" : "on") + " mid", x: x + cell / 2, y: y + cell / 2 + 4,
-          "pointer-events": "none", style: "font-size:10px" }, page);
+        if (cell >= 19 && `${page}`.length * 5.6 < cell) el(svg, "text", { class: (cls === "free" ? "soft" : cls === "cache" ? "" : "on") + " mid", x: x + cell / 2, y: y + cell / 2 + 4,
+          "pointer-events": "none", style: "font-size:11px" }, page);
       });
       if (rest) el(svg, "text", { class: "soft", x: 0, y: bottom + 13 }, rest);
     }

@@ -1,0 +1,205 @@
+"""More diagrams for the chapters: a request as a sequence, the roofline, attention over pages and in tiles, drafts.
+
+Each fits a phone of 390 pixels; `sequence` has a second layout for wider screens. See `diagrams`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from minisgl.chapters.site.diagrams import draw_arrow, draw_box
+from minisgl.trace.draw.svg import NARROW, Picture, figure
+
+__all__ = ["paged", "roofline", "sequence", "tiles", "verify"]
+
+LANES = (("client", "well"), ("API", "q0"), ("tokenizer", "q3"), ("rank 0", "q2"), ("rank 1", "q2"), ("detok.", "q3"))
+"""Names and colours of the lanes of `sequence`."""
+PARTS = (44, 40, 68, 56, 56, 58)
+"""Widths of the lanes, in relation to each other."""
+MESSAGES = (
+    (0, 1, "POST", "the question, as JSON"),
+    (1, 2, "Submit", "the chat's text"),
+    (2, 3, "Schedule", "token ids"),
+    (3, 4, "Step", "all rows: both ranks compute"),
+    (3, 5, "Outputs", "one token id"),
+    (5, 1, "Replies", "text"),
+    (1, 0, "SSE", "data: {…}"),
+)
+"""Messages of `sequence`: from lane, to lane, name, content."""
+FIRST_OF_EACH_TOKEN = 3
+
+
+def sequence() -> str:
+    """Return the diagram of one request through all processes: a lane for each process, time from top to bottom."""
+    return figure(_sequence(760, 34), narrow=_sequence(NARROW, 40))
+
+
+def _sequence(width: float, high: float) -> str:
+    pic = Picture("sequence", "One request through all processes")
+    pic.desc = " ".join(
+        f"{LANES[a][0]} sends {name} ({content}) to {LANES[b][0]}." for a, b, name, content in MESSAGES
+    ) + " The last four messages repeat for each token."  # fmt: skip
+    narrow = width < 500
+    wide = [(width - 3 * len(LANES)) * part / sum(PARTS) for part in PARTS]
+    x = [sum(wide[:i]) + 3 * i + wide[i] / 2 for i in range(len(LANES))]
+    top, bottom = 34.0, 40 + high * (len(MESSAGES) + 0.5)
+    loop = top + high * FIRST_OF_EACH_TOKEN + 2
+    pic.rect(0, loop, width, bottom - loop, "well", r=6)
+    for place, box, (name, cls) in zip(x, wide, LANES, strict=True):
+        pic.rect(place - box / 2, 0, box, 24, cls, r=5)
+        pic.text(place, 16, name, "mid small on" if cls != "well" else "mid small")
+        pic.path([(place, 24), (place, bottom)], "line")
+    for i, (a, b, name, content) in enumerate(MESSAGES):
+        y = top + high * (i + 1)
+        draw_arrow(pic, [(x[a], y), (x[b], y)])
+        words = name if narrow else f"{name}: {content}"
+        left = min(x[a], x[b]) + 6
+        back = "back" if i < FIRST_OF_EACH_TOKEN else "well"
+        if narrow and left + 6.2 * len(words) > width:
+            left = width - 6.2 * len(words)
+        for line, text in enumerate([name, content] if narrow else [words]):
+            at = min(left, width - 6.2 * len(text) - 2)
+            pic.rect(at - 2, y - (28 if narrow else 17) + 13 * line, 6.1 * len(text) + 4, 12, back, r=0)
+            pic.text(at, y - (18 if narrow else 7) + 13 * line, text, "small" if line == 0 else "small soft")
+    pic.text(width - 6, bottom - 6, "again for each token", "small soft end")
+    return pic.render()
+
+
+def roofline(bandwidth: float = 4.3e12, flops: float = 790e12, weights: float = 14.0e9) -> str:
+    """Return the roofline of a pass over ``weights`` 16-bit weights: tokens in the pass against arithmetic reached."""
+    pic = Picture("roofline", "The roofline: how much arithmetic a pass of n tokens can use")
+    left, top, wide, high = 46.0, 34.0, 284.0, 170.0
+    ridge = flops / bandwidth  # tokens at which reading and computing take equally long: 2 operations per 2 bytes
+
+    def at(tokens: float, reached: float) -> tuple[float, float]:
+        return left + wide * math.log2(tokens) / 12, top + high - high * math.log2(reached / 2e12) / 9
+
+    pic.text(left, 12, "TFLOP/s that a pass reaches", "strong")
+    for reached in (4, 16, 64, 256, 790):
+        y = at(1, reached * 1e12)[1]
+        pic.path([(left, y), (left + wide, y)], "line")
+        pic.text(left - 6, y + 4, f"{reached}", "small soft end")
+    for tokens in (1, 8, 64, 512, 4096):
+        pic.text(at(tokens, 2e12)[0], top + high + 15, f"{tokens:,}", "small soft mid")
+    pic.text(left + wide / 2, top + high + 32, "tokens in the pass", "small soft mid")
+    pic.path([at(1, bandwidth), at(ridge, flops), at(4096, flops)], "s0")
+    marks = ((1, "1 answer"), (16, "16 answers"), (64, "64 answers"), (2048, "a prompt"))
+    for tokens, words in marks:
+        x, y = at(tokens, min(tokens * bandwidth, flops))
+        pic.dot(x, y, 4, "decode" if tokens < 100 else "prefill")
+        pic.text(x + 8 if tokens < 100 else x, y + 14, words, "small" if tokens < 100 else "small mid")
+    x, y = at(ridge, flops)
+    pic.path([(x, y), (x, top + high)], "wait")
+    pic.text(x + 4, top + high - 8, f"{ridge:.0f} tokens", "small soft")
+    pic.text(left + 6, top + 40, "memory is", "small soft")
+    pic.text(left + 6, top + 54, "the limit", "small soft")
+    pic.text(left + wide, y - 8, "arithmetic is the limit", "small soft end")
+    pic.desc = (
+        f"The line rises with the number of tokens up to {ridge:.0f}, and is flat from there on. Left of this number "
+        f"the memory is the limit: a pass of one token reaches {bandwidth / 1e12:.1f} of {flops / 1e12:.0f} TFLOP/s. "
+        f"{weights / 1e9:.0f} billion weights take as long to read for one token as for {ridge:.0f}."
+    )
+    return figure(pic.render())
+
+
+def paged(table: Sequence[int] = (5, 1, 7), pool: int = 9, tail: int = 2, size: int = 4) -> str:
+    """Return the diagram of a gather: a request's positions, its page table, and the pages of the pool."""
+    pic = Picture("paged", "A page table maps positions to pages")
+    last = len(table) * size - (size - tail) - 1
+    pic.desc = (
+        f"The positions 0 to {last} of a request are in pages {', '.join(map(str, table))} of the pool, in this order. "
+        f"Position p is in page table[p // {size}], at place p % {size}."
+    )
+    cell, slot = 21.0, 24.0
+    for words, x in (("positions", 0.0), ("page table", 124.0), ("pool", 246.0)):
+        pic.text(x, 12, words, "strong")
+    for i, page in enumerate(table):
+        y = 30.0 + i * 62
+        for k in range(size):
+            p = i * size + k
+            real = p <= last
+            pic.rect(k * cell, y, cell - 2, 22, f"q{i}" if real else "free", r=3)
+            if real:
+                pic.text(k * cell + cell / 2 - 1, y + 15, p, "mid small on")
+        pic.rect(140, y, 30, 22, "well", r=3)
+        pic.text(155, y + 15, page, "mid strong")
+        draw_arrow(pic, [(size * cell, y + 11), (140, y + 11)])
+        draw_arrow(pic, [(170, y + 11), (246, 22 + page * slot + 10)])
+    for page in range(pool):
+        y = 22 + page * slot
+        owner = table.index(page) if page in table else None
+        for k in range(size):
+            used = owner is not None and owner * size + k <= last
+            pic.rect(246 + k * cell, y, cell - 2, 20, f"q{owner}" if used else "free", r=3)
+            if used and owner is not None:
+                pic.text(246 + k * cell + cell / 2 - 1, y + 14, owner * size + k, "mid small on")
+        pic.text(332, y + 14, page, "small soft")
+    return figure(pic.render())
+
+
+def tiles(queries: int = 4, keys: int = 5, now: tuple[int, int] = (2, 1)) -> str:
+    """Return the diagram of FlashAttention: tiles of scores, of which one at a time is on the chip."""
+    pic = Picture("tiles", "FlashAttention computes scores in tiles")
+    side = 40.0
+    pic.desc = (
+        f"A grid of {queries} tiles of queries by {keys} tiles of keys. The tile {now} is computed. The tiles to its "
+        "left are already added to the row's output, its maximum m and its sum l. The tiles above the diagonal are "
+        "never computed. No tile is written to memory."
+    )
+    pic.text(96, 12, "tiles of keys and values →", "small soft")
+    for q in range(queries):
+        y = 22 + q * (side + 3)
+        pic.text(88, y + side / 2 + 4, f"queries {q}", "small soft end")
+        for k in range(keys):
+            skipped = k > q + keys - queries
+            done = (q, k) < now
+            cls = "free" if skipped else "prefill" if (q, k) == now else "cache" if done else "well"
+            pic.rect(96 + k * (side + 3), y, side, side, cls, r=4, query=q, key=k)
+            words = "" if skipped else "now" if (q, k) == now else "done" if done else "later"
+            pic.text(96 + k * (side + 3) + side / 2, y + side / 2 + 4, words, "mid small soft" if cls == "well" else
+                     "mid small on")  # fmt: skip
+    y = 22 + queries * (side + 3) + 10
+    lines = ["m: largest score so far · l: sum of exp(score − m)", "o: sum of exp(score − m) · value"]
+    draw_box(pic, 0, y, NARROW, "kept for the queries of this row, on the chip", lines)
+    pic.legend(0, y + 74, [("free", "masked: never computed")])
+    return figure(pic.render())
+
+
+def verify() -> str:
+    """Return the diagram of a verification row: the tokens of the row, what is sampled after each, what is kept."""
+    pic = Picture("verify", "A step verifies four drafts")
+    row = ("opens", "at", "9:30", "on", "Mon.")
+    sampled = ("at", "9:30", ".", "Mon.", "…")
+    right = 2
+    pic.desc = (
+        "The row has the last token, opens, and the drafts at, 9:30, on, Monday. After each of them a token is "
+        "sampled: at, 9:30, a full stop, Monday, and another one. The first two drafts equal the sampled tokens and "
+        "are accepted. The third differs: the full stop is kept in its place, and what was sampled behind it is "
+        "dropped. The request gains three tokens."
+    )
+    left, wide = 62.0, 56.0
+    for y, words in ((20.0, "the row"), (84.0, "sampled"), (150.0, "gained")):
+        pic.text(0, y + 18, words, "strong")
+    pic.text(left, 10, "last", "small soft")
+    pic.text(left + wide, 10, "drafts →", "small soft")
+    for i, (token, found) in enumerate(zip(row, sampled, strict=True)):
+        x = left + i * wide
+        cls = "decode" if not i else "accepted" if i <= right else "rejected"
+        pic.rect(x, 20, wide - 4, 28, cls, r=4)
+        pic.text(x + wide / 2 - 2, 38, token, "mid small on")
+        kept = i <= right
+        pic.rect(x, 84, wide - 4, 28, "decode" if kept else "free", r=4)
+        pic.text(x + wide / 2 - 2, 102, found, "mid small on" if kept else "mid small soft")
+        draw_arrow(pic, [(x + wide / 2 - 2, 48), (x + wide / 2 - 2, 84)])
+        if i < len(row) - 1:  # the comparison of a sampled token with the draft of the next position
+            sign = "=" if i < right else "≠" if i == right else ""
+            pic.text(x + wide - 2, 70, sign, "mid strong")
+        if kept:
+            pic.rect(x, 150, wide - 4, 28, "decode", r=4)
+            pic.text(x + wide / 2 - 2, 168, found, "mid small on")
+            draw_arrow(pic, [(x + wide / 2 - 2, 112), (x + wide / 2 - 2, 150)])
+        else:
+            pic.text(x + wide / 2 - 2, 132, "dropped", "mid small soft")
+    pic.legend(0, 200, [("accepted", "accepted draft"), ("rejected", "rejected draft")])
+    return figure(pic.render())
