@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from minisgl.chapters.site.diagrams import draw_arrow, draw_box
 from minisgl.trace.draw.svg import NARROW, Picture, figure
 
-__all__ = ["paged", "roofline", "sequence", "tiles", "verify"]
+__all__ = ["automaton", "paged", "roofline", "sequence", "tiles", "verify"]
 
 LANES = (("client", "well"), ("API", "q0"), ("tokenizer", "q3"), ("rank 0", "q2"), ("rank 1", "q2"), ("detok.", "q3"))
 """Names and colours of the lanes of `sequence`."""
@@ -202,4 +202,32 @@ def verify() -> str:
         else:
             pic.text(x + wide / 2 - 2, 132, "dropped", "mid small soft")
     pic.legend(0, 200, [("accepted", "accepted draft"), ("rejected", "rejected draft")])
+    return figure(pic.render())
+
+
+def automaton() -> str:
+    """Return the diagram of an automaton for a time, ``[0-9]?[0-9]:[0-9][0-9]``, and two of its masks."""
+    pic = Picture("automaton", "An automaton and its masks")
+    pic.desc = (
+        "Six states, A to F, for the text of a time. A digit leads from A to B and from B to C. A colon leads from "
+        "B and from C to D. Digits lead from D to E and from E to F, where the answer ends. Below, the tokens that are "
+        "allowed in state B: 4, a colon, a colon with a digit, and not Monday or the end. In state F only the end is."
+    )
+    x = {"A": 14.0, "B": 78.0, "C": 142.0, "D": 206.0, "E": 268.0, "F": 328.0}
+    y = 46.0
+    for a, b, words in (("A", "B", "0–9"), ("B", "C", "0–9"), ("C", "D", ":"), ("D", "E", "0–9"), ("E", "F", "0–9")):
+        draw_arrow(pic, [(x[a] + 13, y), (x[b] - 13, y)], words)
+    draw_arrow(pic, [(x["B"], y - 13), (x["B"], 14), (x["D"], 14), (x["D"], y - 13)], ":", 1)
+    for name, at in x.items():
+        pic.dot(at, y, 13, "cache" if name == "F" else "q0")
+        pic.text(at, y + 4, name, "mid on")
+    pic.text(NARROW, y + 30, "may end here", "small soft end")
+    tokens = ("4", ":", ":3", "Mon", "end")
+    for row, (state, right) in enumerate((("B", {"4", ":", ":3"}), ("F", {"end"}))):
+        top = 92.0 + 58 * row
+        pic.text(0, top + 10, f"in state {state}, of all tokens of the vocabulary:", "small soft")
+        for i, token in enumerate(tokens):
+            pic.rect(i * 68, top + 16, 64, 24, "accepted" if token in right else "free", r=4)
+            pic.text(i * 68 + 32, top + 32, token, "mid small on" if token in right else "mid small soft")
+    pic.legend(0, 222, [("accepted", "allowed"), ("free", "forbidden: the score becomes −∞")])
     return figure(pic.render())
