@@ -13,7 +13,7 @@ from minisgl.trace.draw.svg import LINE, NARROW, Picture, figure
 __all__ = ["Rows", "bars", "lines", "number", "shown", "table"]
 
 ROOT = Path(__file__).parents[2]
-LABEL, LONGEST, THICK = 190, 380, 13
+LABEL, LONGEST, THICK = 216, 354, 13
 """Width of the labels and of the longest bar, and height of a bar, in pixels."""
 HUES = (0, 1, 2, 6, 4)
 """Colours of the bars and lines, which are easy to tell apart."""
@@ -92,7 +92,7 @@ def bars(
 
 def _title(pic: Picture, title: str, narrow: bool) -> float:
     """Write the title of a chart, in several lines if it is narrow. Return the baseline of the last line."""
-    words = textwrap.wrap(title, 48) if narrow else [title]
+    words = textwrap.wrap(title, 43) if narrow else [title]
     for i, line in enumerate(words):
         pic.text(0, 12 + LINE * i, line, "strong")
     return 12.0 + LINE * (len(words) - 1)

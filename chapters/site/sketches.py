@@ -69,7 +69,7 @@ def _sequence(width: float, high: float) -> str:
 def roofline(bandwidth: float = 4.3e12, flops: float = 790e12, weights: float = 14.0e9) -> str:
     """Return the roofline of a pass over ``weights`` 16-bit weights: tokens in the pass against arithmetic reached."""
     pic = Picture("roofline", "The roofline: how much arithmetic a pass of n tokens can use")
-    left, top, wide, high = 46.0, 34.0, 284.0, 170.0
+    left, top, wide, high = 40.0, 34.0, 280.0, 170.0
     ridge = flops / bandwidth  # tokens at which reading and computing take equally long: 2 operations per 2 bytes
 
     def at(tokens: float, reached: float) -> tuple[float, float]:

@@ -68,8 +68,11 @@ def draw(shares: Mapping[str, Sequence[Sequence[float]]], layers: Sequence[int] 
                     f'<text class="value" x="{x + e * CELL + CELL / 2}" y="{y + TOP + row * CELL + 19}">'
                     f"{100 * share:.0f}</text>"
                 )
-    note = f"Numbers: per cent of a domain's choices in this layer. An even share is {100 / experts:.1f} %."
-    parts += [f'<text class="small" x="2" y="{height - 5}">{note}</text>', "</svg>"]
+    notes = ["Numbers: per cent of a domain's choices in this layer.", f"An even share is {100 / experts:.1f} %."]
+    for i, note in enumerate(notes):  # below each other if there is one column
+        x, y = (2, height - 5 + LINE * (i - 1)) if columns == 1 else (2 + 300 * i, height - 5)
+        parts.append(f'<text class="small" x="{x}" y="{y}">{note}</text>')
+    parts.append("</svg>")
     return "\n".join(parts) + "\n"
 
 
