@@ -159,4 +159,4 @@ def test_picture_file_becomes_part_of_the_page() -> None:
     shown, pictures = rendered.for_site(markdown)
     assert pictures == {"picture-0": ["a/b.svg"]}
     assert shown == markdown.replace("![Two\nlines.](a/b.svg)", '<div id="picture-0"></div>')
-    assert 'style="min-width:90px"' in rendered.inline(shown, "picture-0", ['<svg width="100"></svg>'])
+    assert 'style="min-width:100px"' in rendered.inline(shown, "picture-0", ['<svg width="100"></svg>'])
