@@ -57,7 +57,7 @@ def minisgl_configs() -> Iterable[tuple[str, str, type]]:
 
     Returns: tuples ``(group, name, dataclass)``. ``group=name`` on the command line then selects this dataclass, and
     its fields are options of the group. Its method ``build`` returns the part, for example ``def build(self): return
-    MyPolicy(self.order)``. ``build`` may take any of the arguments that its group offers (`minisgl.parts.PARTS`), by
+    MyPolicy(self.order)``. ``build`` may take any argument that its group offers (`plugins/external/parts.py`), by
     name. It may raise ValueError or `ConfigError` for values that don't fit. If the part has a method ``metrics``, the
     server exports what it returns as it does for `minisgl_metrics`. A dataclass with the class attribute
     ``early_context``, the name of a function such as ``"my_module.start"``, may start something before torch is

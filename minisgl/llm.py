@@ -26,7 +26,7 @@ from minisgl.options.compose import compose
 from minisgl.outputs import Choice, Outputs, RequestOutput
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.scheduler.build import build_scheduler
-from minisgl.tokenizer.detokenizer import Detokenizer
+from minisgl.tokenizer.detokenizer import Detokenizer, check_stops
 from minisgl.tokenizer.grammar import LazyGrammars
 from minisgl.tokenizer.tokenizer import build_tokenizer
 from minisgl.utils.interrupts import DeferredInterrupt
@@ -136,8 +136,8 @@ class LLM:
         A prompt is a text or a list of token ids; ``prompts`` is one prompt, or a list that may mix both kinds.
         ``params`` is one object for all prompts, or a list, one for each. Without it, the parameters are those of
         `get_default_sampling_params`. ``progress`` shows a bar; None shows a bar on a terminal, if the call takes more
-        than a second. Raise `InvalidRequestError` for a prompt or a parameter
-        that can't be served, before anything is computed, and `EngineDeadError` if a device or a rank fails.
+        than a second. Raise `InvalidRequestError` for a prompt or a parameter that can't be served, before anything is
+        computed, and `EngineDeadError` if a device or a rank fails.
         """
         self._check_open()
         one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
@@ -236,11 +236,9 @@ class LLM:
             each = list(params)
         for p in each:
             p.check(self.engine.spec.vocab_size)
-            if self.tokenizer is not None:
-                self.tokenizer.stop_tokens(p.stop, p.skip_special_tokens)
-            self._grammars.check(p.grammar)
-        if self.tokenizer is None and any(p.stop for p in each):
-            raise InvalidRequestError("stop", f"{self.config.model} has no tokenizer, so stop strings can't be found.")
+            check_stops(p, self.tokenizer)
+            if p.grammar is not None:
+                self._grammars.check(p.grammar)
         return each
 
     # ---- running ------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 LAYERS = (
-    {"utils", "sampling_params", "core", "hooks", "parts", "config"},
+    {"utils", "sampling_params", "core", "hooks", "config"},
     {"plugin_manager"},
     {"options"},
     {"message"},

@@ -379,7 +379,7 @@ def test_without_a_tokenizer_there_are_token_ids(tmp_path: Path) -> None:
             llm.generate(["hello"], GREEDY)
         with pytest.raises(InvalidRequestError, match="no tokenizer, so it can't chat"):
             llm.chat([{"role": "user", "content": "hello"}])
-        with pytest.raises(InvalidRequestError, match="stop strings can't be found"):
+        with pytest.raises(InvalidRequestError, match="can't stop at strings"):
             llm.generate([[5]], SamplingParams(stop=("x",)))
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import msgspec
 
 from minisgl.plugins.http.answer_format import READERS
+from minisgl.plugins.http.apis.completion import CompletionRequest
 from minisgl.plugins.http.compatible import HINTS, REFUSED, REFUSED_OF
-from minisgl.server.protocol import ChatRequest, CompletionRequest
+from minisgl.server.protocol import ChatRequest
 
 OPENAI = [
     "audio",

@@ -17,11 +17,11 @@ from minisgl import hooks
 from minisgl.chapters.site import compatibility
 from minisgl.config import GROUPS
 from minisgl.options.describe import PRESETS, Option, core_options, options_of
-from minisgl.parts import PARTS, PartSpec
 from minisgl.plugin_manager.discovery import HOOKS
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.command.help import doc_of, help_of, sections
 from minisgl.plugins.command.listing import default_choice, presets
+from minisgl.plugins.external.parts import PARTS, PartSpec
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples" / "hooks"
 """The folder of a source checkout with one example plugin per hook, ``<hook>.py``."""
@@ -81,8 +81,8 @@ def hooks_page() -> str:
         *(code(" ".join(part.split())) + "\n" for part in inspect.cleandoc(hooks.__doc__ or "").split("\n\n")[1:]),
         "`I32` in a signature is a numpy array of int32.\n",
         "Every example is a complete plugin. Save it as a file and load the file with `plugins=FILE.py`. This page",
-        "is generated from `minisgl/hooks.py`, `minisgl/parts.py`, `docs/examples/hooks/` and `docs/examples/parts/`:",
-        "`make reference`.",
+        "is generated from `minisgl/hooks.py`, `plugins/external/parts.py`, `docs/examples/hooks/` and",
+        "`docs/examples/parts/`: `make reference`.",
         "",
     ]
     for name in HOOKS:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,9 +25,9 @@ from minisgl.core import I32, InvalidRequestError
 from minisgl.message import ChatPrompt, Prompt, TextPrompt, TokensPrompt, unpack_ids
 from minisgl.server.app import is_authorized
 from minisgl.server.errors import ApiError
-from minisgl.server.extension import load_some
+from minisgl.server.extension import FOLDER, load_some, shipped
 from minisgl.server.parsing import parse
-from minisgl.server.protocol import ChatRequest, CompletionRequest
+from minisgl.server.protocol import ChatRequest
 from minisgl.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -61,6 +62,9 @@ class PromptReader:
         self._api_key = api_key
         self._tokenizer = tokenizer
         self._checks = [extension.check_fields for extension in load_some(Config(), "bounds", "compatible")]
+        # The body of a plain completion is known to the extension of this name, if it is shipped.
+        known = "completions" in shipped()
+        self._completion = importlib.import_module(f"{FOLDER}.completions").CompletionRequest if known else None
         self._thread = ThreadPoolExecutor(1, "tokenize")
         self._pending = 0
         self.block_size = 0  # unknown, as long as no replica has been ready
@@ -114,8 +118,10 @@ class PromptReader:
             chat = parse(body, ChatRequest, self._checks)
             prompts: Sequence[Prompt] = [chat.to_prompt()]
             salt, max_tokens = chat.cache_salt, chat.token_limit
+        elif self._completion is None:
+            raise ApiError(404, "The servers have no plain completions.")
         else:
-            completion = parse(body, CompletionRequest, self._checks)
+            completion = parse(body, self._completion, self._checks)
             prompts = completion.to_prompts()[:MAX_PROMPTS]
             salt, max_tokens = completion.cache_salt, 16 if completion.max_tokens is None else completion.max_tokens
         found = self._tokenize(prompts)

@@ -242,7 +242,7 @@ class PluginManager:
     def build(self, group: str, config: Any, **given: Any) -> Any:
         """Return the part of an engine that ``config``, the options object of ``group``, builds.
 
-        ``given`` are the arguments of its method ``build`` (`minisgl.parts.PARTS`), of which it takes some.
+        ``given`` are the arguments of its method ``build`` (`plugins/external/parts.py`), of which it takes some.
         ``local_size`` has a default. Raise `ConfigError` if the object can't build the part, if it raises ValueError or
         SystemExit, if a package that the plugin needs is not installed, or if it returns something else than a part of
         the group.

@@ -8,7 +8,7 @@ content.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
@@ -107,59 +107,6 @@ class Chat(NamedTuple):
     body: ChatRequest
     prompt: ChatPrompt
     form: AnswerForm
-
-
-# ---- families of models ---------------------------------------------------------------------------------
-
-
-class ToolParser(Protocol):
-    """What a plugin of the group ``tool_parser`` builds.
-
-    ``special`` are the special tokens that ``reader`` must find in the text: they are not skipped while there are
-    tools. A parser whose attribute ``reads_all`` is true reads the answers of chats without tools, too.
-    """
-
-    special: Sequence[str]
-
-    def reader(self, tools: Mapping[str, Any], most: int | None, forced: bool) -> AnswerReader:
-        """Return a reader of one answer. A call of another tool than those named in ``tools`` is content.
-
-        ``tools`` has the JSON schema of the arguments of each.
-        Only the first ``most`` calls count; None: all. ``forced``: the answer follows the grammar of `frame`.
-        """
-
-    def frame(self, tools: Sequence[tuple[str, Any]], most: int | None) -> Any:
-        """Return the frame (`minisgl.plugins.grammar.frame`) of answers that call tools, at least one.
-
-        ``tools`` are names, and JSON schemas of their arguments. There are at most ``most`` calls; None: any number.
-        Raise `InvalidRequestError` for a schema that the form can't have.
-        """
-
-
-class ReasoningParser(Protocol):
-    """What a plugin of the group ``reasoning_parser`` builds.
-
-    ``after`` is the token that ends the reasoning, and ``opener`` the one that begins it. An empty ``after``: there is
-    no such token, so that an answer can't follow a grammar.
-    """
-
-    after: str
-    opener: str
-
-    def is_open(self, prompt: str) -> bool:
-        """Return whether an answer begins within the reasoning. ``prompt`` is the end of the rendered chat."""
-
-    def is_closed(self, prompt: str) -> bool:
-        """Return whether an answer has no reasoning, since the end of the chat says that it is over."""
-
-    def reader(self, is_open: bool, then: AnswerReader) -> AnswerReader:
-        """Return a reader of one answer, which gives the text after the reasoning to ``then``."""
-
-
-def partial_length(text: str, *marks: str) -> int:
-    """Return the length of the longest end of ``text`` that is the beginning of one of ``marks``, but not all of it."""
-    lengths = range(min(len(text), max(map(len, marks)) - 1), 0, -1)
-    return next((n for n in lengths if any(len(m) > n and m.startswith(text[-n:]) for m in marks)), 0)
 
 
 # ---- in the form of the OpenAI API -----------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The HTTP routes: chats and completions of the OpenAI API, ``/v1/models``, ``/health`` and ``/ready``.
+"""The HTTP routes: chats of the OpenAI API, ``/v1/models``, ``/health`` and ``/ready``.
 
 A chat in one look: `Api.read` parses its body, `Api.generate` submits it to the dispatcher and streams the replies.
 Extensions (`minisgl.server.extension`) add other routes with the same methods. Every error response is an OpenAI error
@@ -11,7 +11,6 @@ import asyncio
 import hmac
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,12 +26,11 @@ from minisgl.message import Prompt
 from minisgl.sampling_params import SamplingParams, shorten
 from minisgl.server.answer import AnswerForm, Chat
 from minisgl.server.dispatch import Dispatcher
-from minisgl.server.echo import EchoBuilder, echo_params, read_prompts
 from minisgl.server.errors import CLIENT_CLOSED_REQUEST, ApiError
 from minisgl.server.extension import HttpExtension, overridden
 from minisgl.server.generate import Json, ResponseBuilder, respond_json, respond_stream
 from minisgl.server.parsing import parse
-from minisgl.server.protocol import DEFAULT_MAX_TOKENS, ChatRequest, CompletionRequest, GenerateRequest
+from minisgl.server.protocol import ChatRequest, GenerateRequest
 from minisgl.server.request_record import RequestMiddleware, Stream, record_of
 from minisgl.utils.version import __version__
 
@@ -112,6 +110,19 @@ class Api:
         form = next((form for make in self._forms if (form := make(body)) is not None), None)
         form = form or AnswerForm.plain(body)
         return Chat(body, form.prompt(body.to_prompt()), form)
+
+    def builder_options(self, request: Request, body: GenerateRequest) -> dict[str, Any]:
+        """Return the arguments of `ResponseBuilder` for a body, but for ``logprobs``."""
+        return {
+            "model": self.model,
+            "n": body.n,
+            "token_ids": body.return_token_ids,
+            "include_usage": body.include_usage,
+            "continuous_usage": body.stream_options is not None and body.stream_options.continuous_usage_stats,
+            "prompt_logprobs": body.prompt_logprobs is not None,
+            "request_id": record_of(request.scope).id,
+            "names": body.names,
+        }
 
     def check_model(self, name: str | None) -> None:
         """Raise `ApiError` (404) for the name of another model than the server's."""
@@ -205,50 +216,13 @@ def create_app(api: Api) -> ASGIApp:
 
 def _add_openai_routes(router: fastapi.APIRouter, api: Api) -> None:
     dispatcher, started = api.dispatcher, int(time.time())
-    default_limit: int | None = api.sampling_defaults.get("max_tokens")
-
-    def builder_of(
-        request: Request,
-        body: GenerateRequest,
-        chat: bool,
-        logprobs: bool,
-        make: Callable[..., ResponseBuilder] = ResponseBuilder,
-    ) -> ResponseBuilder:
-        return make(
-            chat=chat,
-            model=api.model,
-            n=body.n,
-            logprobs=logprobs,
-            token_ids=body.return_token_ids,
-            include_usage=body.include_usage,
-            continuous_usage=body.stream_options is not None and body.stream_options.continuous_usage_stats,
-            prompt_logprobs=body.prompt_logprobs is not None,
-            request_id=record_of(request.scope).id,
-            names=body.names,
-        )
 
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         body, chat = await api.read(request, ChatRequest, api.prepare_chat)
         api.check_model(body.model)
-        return await api.chat(request, chat, builder_of(request, body, True, body.logprobs))
-
-    @router.post("/v1/completions")
-    async def completions(request: Request) -> Response:
-        body, prompts = await api.read(request, CompletionRequest, CompletionRequest.to_prompts)
-        api.check_model(body.model)
-        limit = body.max_tokens
-        if limit is None:
-            limit = min(DEFAULT_MAX_TOKENS, default_limit or DEFAULT_MAX_TOKENS)
-        make: Callable[..., ResponseBuilder] = ResponseBuilder
-        if body.echo:
-            params = echo_params(body, limit, api.sampling_defaults)
-            echoed = await read_prompts(dispatcher, prompts, api.config.server.request_timeout)
-            make = partial(EchoBuilder, echoed, limit == 0)
-        else:
-            params = body.params(limit, body.logprobs, api.sampling_defaults)
-        builder = builder_of(request, body, False, body.logprobs is not None, make)
-        return await api.generate(request, prompts, params, builder, stream_output=body.stream)
+        builder = ResponseBuilder(logprobs=body.logprobs, **api.builder_options(request, body))
+        return await api.chat(request, chat, builder)
 
     def model_card() -> dict[str, object]:
         if dispatcher.spec is None:  # clients take a model card as the sign that the server is ready

@@ -1,6 +1,6 @@
 """The responses to generation requests, in full or as a stream: their bodies, and the wait for their output.
 
-`ResponseBuilder` formats chats and plain completions as the OpenAI API does; a subclass may have another format.
+`ResponseBuilder` formats chats as the OpenAI API does; a subclass has another format, such as that of completions.
 `respond_json` and `respond_stream` wait for the output and send it, or abort if the client disconnects.
 """
 
@@ -23,10 +23,11 @@ from minisgl.message import Delta, PromptLogprob, TokenLogprob
 from minisgl.server.answer import AnswerReader, CallBegin, Part, PlainReader, Reasoning, message, message_delta
 from minisgl.server.dispatch import Dispatcher
 from minisgl.server.errors import CLIENT_CLOSED_REQUEST, NO_NAMES, ApiError
-from minisgl.server.logprobs import chat_logprobs, completion_logprobs, vllm_prompt_logprobs
 from minisgl.server.request_record import Stream
 
 T = TypeVar("T")
+MIN_LOGPROB = -9999.0
+"""The smallest log-probability in a response. It replaces minus infinity, which JSON can't represent."""
 MAX_SILENCE = 0.05
 """Seconds after which tokens without text are sent as a chunk with an empty text, so that a client sees that the server
 computes its request. Special tokens have no text, and the beginning of a stop string is held back."""
@@ -53,7 +54,6 @@ class Choice:
     prompt_logprobs: list[list[PromptLogprob] | None] = field(default_factory=list)
     finish: Finished | None = None
     matched_stop: str | None = None
-    offset: int = 0  # with logprobs: the number of characters of the tokens in the choice's earlier chunks
 
     def add(self, delta: Delta) -> None:
         """Append a delta of this choice's request."""
@@ -73,9 +73,8 @@ class Choice:
 
     def next_chunk(self) -> Choice:
         """Return an empty `Choice` for the same index, which collects the output for the chunk after this one."""
-        offset = self.offset + sum(len(token.text) for token in self.logprobs)
         carried = {name: getattr(self, name) for name in ("has_calls", "matched_stop", "num_unread")}
-        return Choice(self.index, self.reader, offset=offset, **carried)
+        return Choice(self.index, self.reader, **carried)
 
     @property
     def finish_reason(self) -> str | None:
@@ -86,7 +85,7 @@ class Choice:
 
 
 class ResponseBuilder:
-    """The builder of the response to one HTTP request, in the format of chat completions or of plain completions.
+    """The builder of the response to one HTTP request, in the format of chat completions.
 
     `full` builds the body of a response that is not streamed. For a streamed response, `first_chunk`, `chunk`,
     `usage_chunk` and `error` build the bodies of its events, which `encode` makes bytes. ``n`` is the number of choices
@@ -96,10 +95,11 @@ class ResponseBuilder:
     client's names of fields: `ApiError.from_finished`. ``make_reader`` returns the reader of one choice's text.
     """
 
+    chat, id_prefix, kind, chunk_kind = True, "chatcmpl", "chat.completion", "chat.completion.chunk"
+
     def __init__(
         self,
         *,
-        chat: bool,
         model: str,
         n: int,
         logprobs: bool,
@@ -111,50 +111,45 @@ class ResponseBuilder:
         names: Mapping[str, str] = NO_NAMES,
         make_reader: Callable[[], AnswerReader] = PlainReader,
     ):
-        self.chat, self.model, self.n, self.make_reader = chat, model, n, make_reader
+        self.model, self.n, self.make_reader = model, n, make_reader
         self.logprobs, self.token_ids, self.include_usage = logprobs, token_ids, include_usage
         self.continuous_usage = include_usage and continuous_usage
         self.prompt_logprobs, self.names = prompt_logprobs, names
         self.reasoning_tokens = 0  # of all choices, in the chunks so far
-        self.id = f"{'chatcmpl' if chat else 'cmpl'}-{request_id or uuid.uuid4().hex}"
+        self.id = f"{self.id_prefix}-{request_id or uuid.uuid4().hex}"
         self.created = int(time.time())
 
     def full(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """Return the body of a response that is not streamed."""
-        body = []
-        for choice in choices:
-            if self.chat:
-                content: dict[str, Any] = {"message": {"role": "assistant", "refusal": None, **message(choice.parts)}}
-            else:
-                content = {"text": choice.text}
-            if self.prompt_logprobs and not self.chat:  # the first choice of a prompt reports them for all
-                first = choices[choice.index - choice.index % self.n]
-                content["prompt_logprobs"] = vllm_prompt_logprobs(first)
-            body.append({"index": choice.index, **content, **self._common_fields(choice, self.logprobs)})
+        body = [
+            {"index": choice.index, **self.content(choice), **self._common_fields(choice, self.logprobs)}
+            for choice in choices
+        ]
         self.reasoning_tokens = sum(choice.reasoning_tokens for choice in choices)
-        kind = "chat.completion" if self.chat else "text_completion"
-        response = {**self._head(kind), "choices": body, "usage": self.usage([c.finish for c in choices])}
-        if self.prompt_logprobs and self.chat:  # a chat has one prompt
+        response = {**self._head(self.kind), "choices": body, "usage": self.usage([c.finish for c in choices])}
+        if self.prompt_logprobs:  # a chat has one prompt
             response["prompt_logprobs"] = vllm_prompt_logprobs(choices[0])
         return response
 
+    def content(self, choice: Choice) -> dict[str, Any]:
+        """Return the fields of a choice that has ended, with its whole output."""
+        return {"message": {"role": "assistant", "refusal": None, **message(choice.parts)}}
+
     def first_chunk(self, index: int) -> dict[str, Any] | None:
-        """Return the first chunk of a choice. It has the role of a chat message; a plain completion has none."""
-        if not self.chat:
-            return None
+        """Return the first chunk of a choice, with the role of the message. None: there is none."""
         delta = {"role": "assistant", "content": ""}
         return self._chunk({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})
 
     def chunk(self, choice: Choice) -> dict[str, Any]:
         """Return the chunk with the output of a choice since its last chunk."""
         self.reasoning_tokens += choice.reasoning_tokens
-        if self.chat:
-            content: dict[str, Any] = {"delta": message_delta(choice.parts)}
-            if not content["delta"] and choice.finish is None:
-                content["delta"] = {"content": ""}
-        else:
-            content = {"text": choice.text}
-        return self._chunk({"index": choice.index, **content, **self._common_fields(choice, bool(choice.logprobs))})
+        common = self._common_fields(choice, bool(choice.logprobs))
+        return self._chunk({"index": choice.index, **self.delta(choice), **common})
+
+    def delta(self, choice: Choice) -> dict[str, Any]:
+        """Return the fields of a choice with its output since its last chunk."""
+        delta = message_delta(choice.parts)
+        return {"delta": {"content": ""} if not delta and choice.finish is None else delta}
 
     def usage_chunk(self, ends: Sequence[Finished | None]) -> dict[str, Any] | None:
         """Return the last chunk of a stream, which has the usage, or None if the client did not ask for the usage."""
@@ -179,8 +174,7 @@ class ResponseBuilder:
         prompt_tokens = sum(end.prompt_tokens for end in first_choices)
         counts = _usage(prompt_tokens, sum(end.output_tokens for end in finished))
         counts["prompt_tokens_details"] = {"cached_tokens": sum(end.cached_tokens for end in first_choices)}
-        if self.chat:
-            counts["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
+        counts["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
         return counts
 
     def usage_so_far(self, stream: Stream, output_tokens: int) -> dict[str, Any]:
@@ -191,19 +185,40 @@ class ResponseBuilder:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     def _chunk(self, *choices: dict[str, Any]) -> dict[str, Any]:
-        chunk = {**self._head("chat.completion.chunk" if self.chat else "text_completion"), "choices": choices}
+        chunk = {**self._head(self.chunk_kind), "choices": choices}
         return {**chunk, "usage": None} if self.include_usage else chunk
 
     def _common_fields(self, choice: Choice, with_logprobs: bool) -> dict[str, Any]:
-        """Return the fields of a choice that chat and plain completions share."""
-        format_logprobs = chat_logprobs if self.chat else completion_logprobs
+        """Return the fields of a choice that do not depend on the format of its text."""
         fields = {
-            "logprobs": format_logprobs(choice) if with_logprobs else None,
+            "logprobs": self.format_logprobs(choice) if with_logprobs else None,
             "finish_reason": choice.finish_reason,
         }
         if choice.finish is not None and choice.matched_stop is not None:
             fields["stop_reason"] = choice.matched_stop  # vLLM's field
         return {**fields, "token_ids": choice.tokens} if self.token_ids else fields
+
+    def format_logprobs(self, choice: Choice) -> dict[str, Any]:
+        """Return the log-probabilities of a choice's tokens."""
+
+        def entry(token: TokenLogprob) -> dict[str, Any]:
+            return {"token": token.text, "logprob": max(token.logprob, MIN_LOGPROB), "bytes": list(token.raw)}
+
+        content = [{**entry(t), "top_logprobs": [entry(top) for top in t.top]} for t in choice.logprobs]
+        return {"content": content, "refusal": None}
+
+
+def vllm_prompt_logprobs(choice: Choice) -> list[dict[str, Any] | None]:
+    """Return the prompt's log-probabilities in vLLM's format: for each position, token id → log-probability."""
+    return [
+        {
+            str(p.token): {"logprob": max(p.logprob, MIN_LOGPROB), "rank": p.rank, "decoded_token": p.text}
+            for p in position
+        }
+        if position is not None
+        else None
+        for position in choice.prompt_logprobs
+    ]
 
 
 def _usage(prompt_tokens: int, output_tokens: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from minisgl.message import ChatPrompt, Prompt, TextPrompt, TokensPrompt, pack_ids
+from minisgl.message import ChatPrompt, TokensPrompt, pack_ids
 from minisgl.sampling_params import Grammar, InvalidRequestError, SamplingParams, shorten
 from minisgl.server.errors import NO_NAMES, ApiError
 from minisgl.server.parsing import convert
@@ -33,8 +33,6 @@ FIELD_ROLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 DEFAULT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """The parameters whose default a model's generation_config.json may set, besides the limit of the output."""
-DEFAULT_MAX_TOKENS = 16
-"""The default of ``max_tokens`` of a plain completion, as in the OpenAI API."""
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -147,19 +145,6 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
         except InvalidRequestError as error:
             raise ApiError.from_invalid(error, self.names) from None
         return params
-
-
-class CompletionRequest(GenerateRequest, kw_only=True):
-    """The body of ``POST /v1/completions``."""
-
-    prompt: Any
-    max_tokens: int | None = None
-    logprobs: int | None = None
-    echo: bool = False
-
-    def to_prompts(self) -> list[Prompt]:
-        """Return ``prompt`` (a text, token ids, or a list of either) as a list of prompts. Raise `ApiError`."""
-        return _to_prompts(self.prompt, self.num_kept_tokens)
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
@@ -293,24 +278,6 @@ def tokens_prompt(tokens: list[int], param: str) -> TokensPrompt:
         pass
     bad = next(token for token in tokens if not 0 <= token < 2**31)
     raise ApiError(400, f"Token id {bad} is not in the vocabulary.", param, "invalid_value")
-
-
-def _to_prompts(prompt: Any, num_kept: int = 0) -> list[Prompt]:
-    if isinstance(prompt, str):
-        return [TextPrompt(prompt, num_kept_tokens=num_kept)]
-    if isinstance(prompt, list) and prompt:
-        if all(type(item) is int for item in prompt):
-            return [tokens_prompt(prompt[-num_kept:], "prompt")]
-        if all(isinstance(item, str) for item in prompt):
-            return [TextPrompt(item, num_kept_tokens=num_kept) for item in prompt]
-        if all(isinstance(item, list) and all(type(token) is int for token in item) for item in prompt):
-            return [tokens_prompt(item[-num_kept:], "prompt") for item in prompt]
-    elif prompt == []:
-        raise ApiError(400, "The prompt is empty: it must have at least one token.", "prompt", "invalid_value")
-    raise ApiError(
-        400, "prompt must be a string, a list of token ids, a list of strings, or a list of these.", "prompt",
-        "invalid_type",
-    )  # fmt: skip
 
 
 def _token_id(text: str) -> int:

@@ -49,7 +49,7 @@ from minisgl.sampling_params import too_long
 from minisgl.server.errors import refusal
 from minisgl.server.sizes import check_chat_size, check_num_ids
 from minisgl.server.worker_pool import Ready, Report
-from minisgl.tokenizer.detokenizer import Detokenizer
+from minisgl.tokenizer.detokenizer import Detokenizer, check_stops
 from minisgl.tokenizer.grammar import LazyGrammars
 from minisgl.tokenizer.tokenizer import Tokenizer, build_tokenizer
 
@@ -225,13 +225,8 @@ class TextWorker:
 
     def _schedule(self, message: Submit) -> None:
         params = message.params
-        if self._tokenizer is None and params.stop:
-            raise InvalidRequestError(
-                "stop", "This model has no tokenizer, so it can't stop at strings: use stop_token_ids."
-            )
-        if self._tokenizer is not None:
-            self._tokenizer.stop_tokens(params.stop, params.skip_special_tokens)
-        if self._grammars is not None:
+        check_stops(params, self._tokenizer)
+        if params.grammar is not None and self._grammars is not None:
             self._grammars.check(params.grammar)
         ids = self._ids(message.prompt)
         if message.max_tokens_from_context:

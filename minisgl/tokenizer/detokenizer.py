@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from minisgl.core import I32, LogprobsEntry, Output, SamplingParams
+from minisgl.core import I32, InvalidRequestError, LogprobsEntry, Output, SamplingParams
 from minisgl.message import Delta, PromptLogprob, TokenLogprob
 from minisgl.tokenizer.stop import StopFinder
 from minisgl.tokenizer.text_stream import TextStream
@@ -21,6 +21,16 @@ PROMPT_TAIL_TOKENS = 8
 
 Some decoders give a token another text at the beginning of a text than after other tokens.
 """
+
+
+def check_stops(params: SamplingParams, tokenizer: Tokenizer | None) -> None:
+    """Raise `InvalidRequestError` for a stop string that could never be found."""
+    if tokenizer is not None:
+        tokenizer.stop_tokens(params.stop, params.skip_special_tokens)
+    elif params.stop:
+        raise InvalidRequestError(
+            "stop", "This model has no tokenizer, so it can't stop at strings: use stop_token_ids."
+        )
 
 
 class Detokenizer:

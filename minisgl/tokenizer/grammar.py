@@ -50,16 +50,13 @@ class LazyGrammars:
             self._made = self._manager.build("grammar", options, tokenizer=self._tokenizer)
         return self._made
 
-    def check(self, grammar: Grammar | None) -> None:
-        """Raise `InvalidRequestError` for a grammar that can't be used. None is a request without a grammar."""
-        if grammar is not None:
-            self._make(grammar).check(grammar)
-            self._tokens(grammar)
+    def check(self, grammar: Grammar) -> None:
+        """Raise `InvalidRequestError` for a grammar that can't be used."""
+        self._make(grammar).check(grammar)
+        self._tokens(grammar)
 
-    def constraint(self, grammar: Grammar | None, vocab_size: int, end_ids: Sequence[int]) -> Constraint | None:
-        """Return the constraint of a new request, or None if it has no grammar."""
-        if grammar is None:
-            return None
+    def constraint(self, grammar: Grammar, vocab_size: int, end_ids: Sequence[int]) -> Constraint:
+        """Return the constraint of a new request, whose grammar was checked."""
         from minisgl.scheduler.token_rules import AfterToken  # only the process of rank 0 needs it
 
         made = self._make(grammar).constraint(grammar, vocab_size, end_ids)

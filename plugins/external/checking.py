@@ -17,11 +17,11 @@ import pluggy
 
 from minisgl import hooks
 from minisgl.config import GROUPS, ConfigError
-from minisgl.parts import PARTS
 from minisgl.plugin_manager.discovery import HOOKIMPL_ATTRIBUTE, HOOKS, Plugin, Registrar, hook_classes, near, taken
 from minisgl.plugin_manager.failures import ends_silently, named
 from minisgl.plugins.external.call_counts import Calls, count_calls, count_method_calls, counting_subclass
 from minisgl.plugins.external.metrics_text import checking_metrics
+from minisgl.plugins.external.parts import PARTS
 from minisgl.plugins.external.printing import print_build, print_hooks
 from minisgl.plugins.external.since_0_2 import (
     FACTORY_HOOKS,

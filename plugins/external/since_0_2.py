@@ -14,8 +14,8 @@ from typing import Any
 import pluggy
 
 from minisgl.config import ConfigError
-from minisgl.parts import PARTS
 from minisgl.plugin_manager.discovery import import_module
+from minisgl.plugins.external.parts import PARTS
 
 log = logging.getLogger(__name__)
 

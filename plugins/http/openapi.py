@@ -21,6 +21,7 @@ from minisgl.config import Config
 from minisgl.core import EngineSpec
 from minisgl.plugins.http.admin import AbortBody
 from minisgl.plugins.http.answer_format import READERS
+from minisgl.plugins.http.apis.completion import CompletionRequest
 from minisgl.plugins.http.apis.messages_request import CountTokensRequest, MessagesRequest
 from minisgl.plugins.http.apis.responses_request import ResponsesRequest
 from minisgl.plugins.http.compatible import HINTS
@@ -29,7 +30,7 @@ from minisgl.sampling_params import SamplingParams
 from minisgl.server.app import GET_OR_HEAD, Api
 from minisgl.server.extension import HttpExtension
 from minisgl.server.generate import Json
-from minisgl.server.protocol import ChatRequest, CompletionRequest, GenerateRequest
+from minisgl.server.protocol import ChatRequest, GenerateRequest
 from minisgl.utils.version import __version__
 
 BODIES: Mapping[str, type[msgspec.Struct]] = MappingProxyType(

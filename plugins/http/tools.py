@@ -20,16 +20,10 @@ from minisgl.config import Config
 from minisgl.message import ChatPrompt
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.http.apis.chat_template import model_template
+from minisgl.plugins.reasoning_parser import ReasoningParser
+from minisgl.plugins.tool_parser import ToolParser, partial_length
 from minisgl.sampling_params import Grammar, InvalidRequestError, SamplingParams, shorten
-from minisgl.server.answer import (
-    AnswerForm,
-    AnswerReader,
-    Part,
-    PlainReader,
-    ReasoningParser,
-    ToolParser,
-    partial_length,
-)
+from minisgl.server.answer import AnswerForm, AnswerReader, Part, PlainReader
 from minisgl.server.app import Api
 from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension

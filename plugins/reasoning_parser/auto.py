@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minisgl.hooks import hookimpl
-from minisgl.server.answer import ReasoningParser
+from minisgl.plugins.reasoning_parser import ReasoningParser
 
 
 @dataclass

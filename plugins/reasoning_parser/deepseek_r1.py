@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from minisgl.hooks import hookimpl
+from minisgl.plugins.reasoning_parser import ReasoningParser
 from minisgl.plugins.reasoning_parser.think import ThinkParser
-from minisgl.server.answer import ReasoningParser
 
 
 @dataclass

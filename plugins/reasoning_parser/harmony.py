@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from minisgl.hooks import hookimpl
-from minisgl.server.answer import AnswerReader, ReasoningParser
+from minisgl.plugins.reasoning_parser import ReasoningParser
+from minisgl.server.answer import AnswerReader
 
 
 @dataclass

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from minisgl.hooks import hookimpl
-from minisgl.server.answer import AnswerReader, Part, Reasoning, ReasoningParser, partial_length
+from minisgl.plugins.reasoning_parser import ReasoningParser
+from minisgl.plugins.tool_parser import partial_length
+from minisgl.server.answer import AnswerReader, Part, Reasoning
 
 OPENER, CLOSER = "<think>", "</think>"
 

@@ -1,1 +1,40 @@
-"""How families of models write tool calls: the group ``tool_parser`` (`minisgl.server.answer.ToolParser`)."""
+"""How families of models write tool calls: the group ``tool_parser`` and its interface, `ToolParser`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from minisgl.server.answer import AnswerReader
+
+__all__ = ["ToolParser", "partial_length"]
+
+
+class ToolParser(Protocol):
+    """What a plugin of the group ``tool_parser`` builds.
+
+    ``special`` are the special tokens that ``reader`` must find in the text: they are not skipped while there are
+    tools. A parser whose attribute ``reads_all`` is true reads the answers of chats without tools, too.
+    """
+
+    special: Sequence[str]
+
+    def reader(self, tools: Mapping[str, Any], most: int | None, forced: bool) -> AnswerReader:
+        """Return a reader of one answer. A call of another tool than those named in ``tools`` is content.
+
+        ``tools`` has the JSON schema of the arguments of each.
+        Only the first ``most`` calls count; None: all. ``forced``: the answer follows the grammar of `frame`.
+        """
+
+    def frame(self, tools: Sequence[tuple[str, Any]], most: int | None) -> Any:
+        """Return the frame (`minisgl.plugins.grammar.frame`) of answers that call tools, at least one.
+
+        ``tools`` are names, and JSON schemas of their arguments. There are at most ``most`` calls; None: any number.
+        Raise `InvalidRequestError` for a schema that the form can't have.
+        """
+
+
+def partial_length(text: str, *marks: str) -> int:
+    """Return the length of the longest end of ``text`` that is the beginning of one of ``marks``, but not all of it."""
+    lengths = range(min(len(text), max(map(len, marks)) - 1), 0, -1)
+    return next((n for n in lengths if any(len(m) > n and m.startswith(text[-n:]) for m in marks)), 0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minisgl.hooks import hookimpl
-from minisgl.server.answer import ToolParser
+from minisgl.plugins.tool_parser import ToolParser
 
 FAMILIES = ("harmony", "hermes", "qwen3_coder", "mistral", "llama3")
 """The modules of the parsers, each with a function that says whether a template writes its form. The first is taken."""

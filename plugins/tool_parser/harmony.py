@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from minisgl.hooks import hookimpl
+from minisgl.plugins.tool_parser import ToolParser, partial_length
 from minisgl.sampling_params import InvalidRequestError
-from minisgl.server.answer import CallArguments, CallBegin, Content, Part, Reasoning, ToolParser, partial_length
+from minisgl.server.answer import CallArguments, CallBegin, Content, Part, Reasoning
 
 CHANNEL, MESSAGE, START, END, CALL = "<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>"
 MARKS = (CHANNEL, MESSAGE, START, END, CALL, "<|return|>", "<|constrain|>")

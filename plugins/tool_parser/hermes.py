@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from minisgl.hooks import hookimpl
+from minisgl.plugins.tool_parser import ToolParser
 from minisgl.plugins.tool_parser.calls import CallReader, call_frame, one_or_more
-from minisgl.server.answer import ToolParser
 
 OPENER, CLOSER = "<tool_call>", "</tool_call>"
 JSON_ARGUMENTS = re.compile(r'"arguments\\?"')

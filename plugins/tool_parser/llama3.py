@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from minisgl.hooks import hookimpl
+from minisgl.plugins.tool_parser import ToolParser
 from minisgl.plugins.tool_parser.calls import CallReader, JsonScan, call_frame
-from minisgl.server.answer import ToolParser
 
 TAG = "<|python_tag|>"
 

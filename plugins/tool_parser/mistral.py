@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from minisgl.hooks import hookimpl
+from minisgl.plugins.tool_parser import ToolParser
 from minisgl.plugins.tool_parser.calls import CallReader, JsonScan, call_frame, one_or_more
-from minisgl.server.answer import ToolParser
 
 OPENER, ARGUMENTS = "[TOOL_CALLS]", "[ARGS]"
 NAMED = re.compile(r"([A-Za-z0-9_.-]{1,64})(?:\[CALL_ID\][A-Za-z0-9]*)?(?:\[ARGS\])?\s*(?=\{)")

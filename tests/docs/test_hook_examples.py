@@ -27,20 +27,14 @@ from minisgl.cluster.routing import Replica
 from minisgl.cluster.status import ClusterStatus, ReplicaStatus
 from minisgl.config import GROUPS, Config, ConfigError, ServerConfig
 from minisgl.models.resolve import resolve_model
-from minisgl.parts import PARTS
 from minisgl.plugin_manager.discovery import HOOKS
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.external.parts import PARTS
 from minisgl.plugins.quantization.e4m3.matrix import Fp8Matrix
+from minisgl.plugins.reasoning_parser import ReasoningParser
+from minisgl.plugins.tool_parser import ToolParser
 from minisgl.sampling_params import Grammar, InvalidRequestError
-from minisgl.server.answer import (
-    CallArguments,
-    CallBegin,
-    Content,
-    PlainReader,
-    Reasoning,
-    ReasoningParser,
-    ToolParser,
-)
+from minisgl.server.answer import CallArguments, CallBegin, Content, PlainReader, Reasoning
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.drive import Drive, Job, make_plugin
 from minisgl.testing.serving import Server

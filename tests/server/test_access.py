@@ -9,9 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
+from minisgl.plugins.http.apis.completion import CompletionRequest
 from minisgl.server.app import is_authorized
 from minisgl.server.errors import ApiError
-from minisgl.server.protocol import ChatRequest, CompletionRequest
+from minisgl.server.protocol import ChatRequest
 from minisgl.utils.process import is_loopback
 
 from .conftest import AppServer, parse

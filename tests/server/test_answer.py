@@ -34,9 +34,7 @@ class Marked:
 
 
 def builder() -> ResponseBuilder:
-    return ResponseBuilder(
-        chat=True, model="m", n=1, logprobs=False, token_ids=False, include_usage=False, make_reader=Marked
-    )
+    return ResponseBuilder(model="m", n=1, logprobs=False, token_ids=False, include_usage=False, make_reader=Marked)
 
 
 def test_full_message() -> None:

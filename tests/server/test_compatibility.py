@@ -11,7 +11,8 @@ from openai.types import completion_create_params as completions
 from openai.types.chat import completion_create_params as chats
 
 from minisgl.chapters.site.compatibility import OPENAI, names, treatment
-from minisgl.server.protocol import ChatRequest, CompletionRequest
+from minisgl.plugins.http.apis.completion import CompletionRequest
+from minisgl.server.protocol import ChatRequest
 from minisgl.testing.serving import Server
 
 pytestmark = pytest.mark.xdist_group("tutor")  # one process: the server starts once

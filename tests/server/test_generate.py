@@ -12,6 +12,7 @@ import pytest
 
 from minisgl.core import Finished
 from minisgl.message import Delta, PromptLogprob, TokenLogprob
+from minisgl.plugins.http.apis.completion import CompletionBuilder
 from minisgl.server.generate import Choice, EventStream, ResponseBuilder
 from minisgl.server.request_record import Stream
 from minisgl.testing.serving import patient_timeout
@@ -62,7 +63,7 @@ def play(
 ) -> tuple[Client, FakeDispatcher, Stream]:
     async def run() -> tuple[Client, FakeDispatcher, Stream]:
         stream, dispatcher, client = Stream(list(range(n)), 0), FakeDispatcher(), Client(client_delay)
-        builder = ResponseBuilder(chat=True, model="m", n=n, logprobs=False, token_ids=False, include_usage=True)
+        builder = ResponseBuilder(model="m", n=n, logprobs=False, token_ids=False, include_usage=True)
         response = EventStream(dispatcher, stream, builder)  # type: ignore[arg-type]
         async with asyncio.timeout(patient_timeout(10)):
             await asyncio.gather(response({"type": "http"}, client.receive, client.send), feed(stream, client))
@@ -140,7 +141,7 @@ def test_several_tokens_in_one_delta() -> None:
         choices[i].add(run(i, tokens))
     for i, counted in ((0, 5), (1, 1)):
         choices[i].add(Delta(i, finish=Finished(i, "length", 3, 0, counted)))
-    builder = ResponseBuilder(chat=False, model="m", n=2, logprobs=True, token_ids=True, include_usage=True)
+    builder = CompletionBuilder(model="m", n=2, logprobs=True, token_ids=True, include_usage=True)
     body = builder.full(choices)
     assert [choice["text"] for choice in body["choices"]] == ["abcde", "x"]
     assert [choice["token_ids"] for choice in body["choices"]] == [[97, 98, 99, 100, 101], [120]]
@@ -165,9 +166,8 @@ def test_prompt_logprobs_in_the_response() -> None:
     choices[2].add(Delta(2, prompt_logprobs=[None]))
 
     def respond(chat: bool, given: list[Choice], asked: bool = True) -> Any:
-        builder = ResponseBuilder(
-            chat=chat, model="m", n=2, logprobs=False, token_ids=False, include_usage=False, prompt_logprobs=asked
-        )
+        make = ResponseBuilder if chat else CompletionBuilder
+        builder = make(model="m", n=2, logprobs=False, token_ids=False, include_usage=False, prompt_logprobs=asked)
         return builder.full(given)
 
     body = respond(False, choices)

@@ -17,12 +17,14 @@ import pytest
 from starlette.requests import Request
 
 from minisgl.config import ServerConfig
+from minisgl.plugins.http.apis import completion
+from minisgl.plugins.http.apis.completion import CompletionRequest
 from minisgl.plugins.http.bounds import MAX_FIELD, MAX_PROMPTS, Bounds
 from minisgl.plugins.http.tokenize import DetokenizeBody, TokenizeBody, check_tokens
-from minisgl.server import parsing, protocol
+from minisgl.server import parsing
 from minisgl.server.app import MIN_BODY, SMALL_BODY, default_max_body, parse_body, read_body
 from minisgl.server.errors import ApiError
-from minisgl.server.protocol import ChatRequest, CompletionRequest
+from minisgl.server.protocol import ChatRequest
 from minisgl.testing.serving import Server
 
 from .conftest import parse
@@ -56,8 +58,8 @@ def test_number_of_prompts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Too many prompts are refused before they become prompts; lists of token ids before they are decoded."""
     most = parse(json.dumps({"prompt": [[1]] * MAX_PROMPTS}).encode(), CompletionRequest)
     assert len(most.to_prompts()) == MAX_PROMPTS
-    monkeypatch.setattr(protocol, "tokens_prompt", None)
-    monkeypatch.setattr(protocol, "TextPrompt", None)
+    monkeypatch.setattr(completion, "tokens_prompt", None)
+    monkeypatch.setattr(completion, "TextPrompt", None)
     for prompts in ([[]], [[1]], ["x"], [[["x"]]]):
         with pytest.raises(ApiError, match="at most 4096 prompts") as error:
             check_work(parse(json.dumps({"prompt": prompts * (MAX_PROMPTS + 1)}).encode(), CompletionRequest), 2048)

@@ -12,10 +12,11 @@ import pytest
 
 from minisgl.core import SamplingParams
 from minisgl.message import TextPrompt, TokensPrompt, pack_ids
+from minisgl.plugins.http.apis.completion import CompletionRequest
 from minisgl.plugins.http.compatible import HINTS, REFUSED
 from minisgl.plugins.http.tokenize import DetokenizeBody, TokenizeBody
 from minisgl.server.errors import ApiError
-from minisgl.server.protocol import FIELD_ROLES, ChatRequest, CompletionRequest
+from minisgl.server.protocol import FIELD_ROLES, ChatRequest
 
 from .conftest import parse
 

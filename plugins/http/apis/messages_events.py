@@ -110,7 +110,7 @@ class MessagesBuilder(ResponseBuilder):
     """Builds the response to one body. ``max_tokens`` is the client's limit. ``rename`` gives errors its words."""
 
     def __init__(self, model: str, request_id: str, max_tokens: int, rename: Callable[[ApiError], ApiError]):
-        super().__init__(chat=True, model=model, n=1, logprobs=False, token_ids=False, include_usage=True)
+        super().__init__(model=model, n=1, logprobs=False, token_ids=False, include_usage=True)
         self.id = f"msg_{request_id}"
         self._request_id, self._max_tokens, self._rename = request_id, max_tokens, rename
         self._blocks = Blocks()

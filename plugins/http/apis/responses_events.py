@@ -20,7 +20,6 @@ from minisgl.sampling_params import SamplingParams
 from minisgl.server.answer import CallArguments, CallBegin, Content, Part, Reasoning
 from minisgl.server.errors import ApiError
 from minisgl.server.generate import Choice, ResponseBuilder
-from minisgl.server.logprobs import chat_logprobs
 
 Event = dict[str, Any]
 _DEFAULTS = SamplingParams()
@@ -179,7 +178,7 @@ class ResponsesBuilder(ResponseBuilder):
         store: bool = False,
         keep: Callable[[dict[str, Any]], None] = lambda response: None,
     ):
-        super().__init__(chat=True, model=model, n=1, logprobs=False, token_ids=False, include_usage=True)
+        super().__init__(model=model, n=1, logprobs=False, token_ids=False, include_usage=True)
         self.id = new_id("resp")
         self._body, self._defaults, self._store, self._keep, self._rename = body, defaults, store, keep, rename
         self._items = Items(body.custom_tools, ENCRYPTED in body.include)
@@ -223,7 +222,7 @@ class ResponsesBuilder(ResponseBuilder):
 
     def _feed(self, choice: Choice) -> list[Event]:
         self.reasoning_tokens += choice.reasoning_tokens
-        return self._items.feed(choice.parts, chat_logprobs(choice)["content"] if choice.logprobs else ())
+        return self._items.feed(choice.parts, self.format_logprobs(choice)["content"] if choice.logprobs else ())
 
     def _finished(self, end: Finished | None) -> dict[str, Any]:
         response = self._response(_status(end))

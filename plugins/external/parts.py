@@ -91,9 +91,9 @@ PARTS: Mapping[str, PartSpec] = MappingProxyType(
             "request that has a grammar arrives there",
             {"tokenizer": "the model's tokenizer, a `minisgl.tokenizer.Tokenizer`"},
         ),
-        "tool_parser": PartSpec("`minisgl.server.answer.ToolParser`, or None for no tools", _API, _TEMPLATE),
+        "tool_parser": PartSpec("`minisgl.plugins.tool_parser.ToolParser`, or None for no tools", _API, _TEMPLATE),
         "reasoning_parser": PartSpec(
-            "`minisgl.server.answer.ReasoningParser`, or None if the model does not think", _API, _TEMPLATE
+            "`minisgl.plugins.reasoning_parser.ReasoningParser`, or None if the model does not think", _API, _TEMPLATE
         ),
         "live": PartSpec(
             "`minisgl.server.extension.HttpExtension`, or None for no view of the running server",

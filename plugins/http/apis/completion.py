@@ -1,7 +1,8 @@
-"""``echo`` of a plain completion: the prompt comes before the answer, with its log-probabilities if they are asked for.
+"""The body of ``POST /v1/completions``, and the response to it: a plain completion, also one that echoes its prompt.
 
-Evaluations score texts in this way: they send ``echo``, ``logprobs`` and ``max_tokens`` 0 or 1. The engine always
-samples a token after a prompt; with ``max_tokens: 0``, that token is not shown.
+With ``echo`` the prompt comes before the answer, with its log-probabilities if they are asked for. Evaluations score
+texts in this way: they send ``echo``, ``logprobs`` and ``max_tokens`` 0 or 1. The engine always samples a token after a
+prompt; with ``max_tokens: 0``, that token is not shown.
 """
 
 from __future__ import annotations
@@ -13,15 +14,120 @@ from typing import Any, NamedTuple
 import msgspec
 
 from minisgl.core import Finished
-from minisgl.message import DetokenizeRequest, Prompt, TextPrompt, TokenizeRequest, pack_ids, unpack_ids
+from minisgl.message import (
+    DetokenizeRequest,
+    Prompt,
+    PromptLogprob,
+    TextPrompt,
+    TokenizeRequest,
+    TokenLogprob,
+    pack_ids,
+    unpack_ids,
+)
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.dispatch import Dispatcher
 from minisgl.server.errors import ApiError, timed_out
-from minisgl.server.generate import Choice, ResponseBuilder
-from minisgl.server.logprobs import MIN_LOGPROB, name_of
-from minisgl.server.protocol import CompletionRequest
+from minisgl.server.generate import MIN_LOGPROB, Choice, ResponseBuilder, vllm_prompt_logprobs
+from minisgl.server.protocol import GenerateRequest, tokens_prompt
 from minisgl.server.request_record import Stream
 from minisgl.server.sizes import check_prompt_ids
+
+DEFAULT_MAX_TOKENS = 16
+"""The default of ``max_tokens``, as in the OpenAI API."""
+
+
+class CompletionRequest(GenerateRequest, kw_only=True):
+    """The body of ``POST /v1/completions``."""
+
+    prompt: Any
+    max_tokens: int | None = None
+    logprobs: int | None = None
+    echo: bool = False
+
+    def to_prompts(self) -> list[Prompt]:
+        """Return ``prompt`` (a text, token ids, or a list of either) as a list of prompts. Raise `ApiError`."""
+        return _to_prompts(self.prompt, self.num_kept_tokens)
+
+
+def _to_prompts(prompt: Any, num_kept: int = 0) -> list[Prompt]:
+    if isinstance(prompt, str):
+        return [TextPrompt(prompt, num_kept_tokens=num_kept)]
+    if isinstance(prompt, list) and prompt:
+        if all(type(item) is int for item in prompt):
+            return [tokens_prompt(prompt[-num_kept:], "prompt")]
+        if all(isinstance(item, str) for item in prompt):
+            return [TextPrompt(item, num_kept_tokens=num_kept) for item in prompt]
+        if all(isinstance(item, list) and all(type(token) is int for token in item) for item in prompt):
+            return [tokens_prompt(item[-num_kept:], "prompt") for item in prompt]
+    elif prompt == []:
+        raise ApiError(400, "The prompt is empty: it must have at least one token.", "prompt", "invalid_value")
+    raise ApiError(
+        400, "prompt must be a string, a list of token ids, a list of strings, or a list of these.", "prompt",
+        "invalid_type",
+    )  # fmt: skip
+
+
+# ---- the response ----------------------------------------------------------------------------------------
+
+
+class CompletionBuilder(ResponseBuilder):
+    """Builds the responses of plain completions."""
+
+    chat, id_prefix, kind, chunk_kind = False, "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        self._offsets: dict[int, int] = {}  # with logprobs: the characters of each choice's tokens so far
+
+    def full(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        response = super().full(choices)
+        if self.prompt_logprobs:  # those of the first choice of a prompt, for all
+            del response["prompt_logprobs"]
+            for choice, body in zip(choices, response["choices"], strict=True):
+                first = choices[choice.index - choice.index % self.n]
+                body["prompt_logprobs"] = vllm_prompt_logprobs(first)
+        return response
+
+    def first_chunk(self, index: int) -> dict[str, Any] | None:
+        return None
+
+    def content(self, choice: Choice) -> dict[str, Any]:
+        return {"text": choice.text}
+
+    def delta(self, choice: Choice) -> dict[str, Any]:
+        return {"text": choice.text}
+
+    def usage(self, ends: Sequence[Finished | None]) -> dict[str, Any]:
+        return {name: count for name, count in super().usage(ends).items() if name != "completion_tokens_details"}
+
+    def format_logprobs(self, choice: Choice) -> dict[str, Any]:
+        offsets, offset = [], self._offsets.get(choice.index, 0)
+        for token in choice.logprobs:
+            offsets.append(offset)
+            offset += len(token.text)
+        self._offsets[choice.index] = offset
+        return {
+            "tokens": [name_of(token) for token in choice.logprobs],
+            "token_logprobs": [max(token.logprob, MIN_LOGPROB) for token in choice.logprobs],
+            "top_logprobs": [
+                {name_of(top): max(top.logprob, MIN_LOGPROB) for top in (*token.top, token)}
+                for token in choice.logprobs
+            ],
+            "text_offset": offsets,
+        }
+
+
+def name_of(token: TokenLogprob | PromptLogprob) -> str:
+    """Return a name for a token: its text, or its bytes if they are not complete characters.
+
+    The bytes keep the names of two such tokens different. Their texts, which contain U+FFFD, could be the same.
+    """
+    if "\ufffd" not in token.text:
+        return token.text
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.raw)
+
+
+# ---- with the prompt -------------------------------------------------------------------------------------
 
 
 class EchoedPrompt(NamedTuple):
@@ -71,7 +177,7 @@ async def read_prompts(dispatcher: Dispatcher, prompts: Sequence[Prompt], second
         raise timed_out(seconds) from None
 
 
-class EchoBuilder(ResponseBuilder):
+class EchoBuilder(CompletionBuilder):
     """Builds responses in which each choice begins with its prompt. ``silent``: the output is not shown."""
 
     def __init__(self, prompts: Sequence[EchoedPrompt], silent: bool, **options: Any):
