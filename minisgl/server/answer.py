@@ -109,6 +109,12 @@ class Chat(NamedTuple):
     form: AnswerForm
 
 
+def partial_length(text: str, *marks: str) -> int:
+    """Return the length of the longest end of ``text`` that is the beginning of one of ``marks``, but not all of it."""
+    lengths = range(min(len(text), max(map(len, marks)) - 1), 0, -1)
+    return next((n for n in lengths if any(len(m) > n and m.startswith(text[-n:]) for m in marks)), 0)
+
+
 # ---- in the form of the OpenAI API -----------------------------------------------------------------------
 
 

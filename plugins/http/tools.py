@@ -11,7 +11,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -20,15 +20,17 @@ from minisgl.config import Config
 from minisgl.message import ChatPrompt
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.http.apis.chat_template import model_template
-from minisgl.plugins.reasoning_parser import ReasoningParser
-from minisgl.plugins.tool_parser import ToolParser, partial_length
 from minisgl.sampling_params import Grammar, InvalidRequestError, SamplingParams, shorten
-from minisgl.server.answer import AnswerForm, AnswerReader, Part, PlainReader
+from minisgl.server.answer import AnswerForm, AnswerReader, Part, PlainReader, partial_length
 from minisgl.server.app import Api
 from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension
 from minisgl.server.protocol import ChatRequest
 from minisgl.tokenizer.chat import ChatTemplate, tool_name
+
+if TYPE_CHECKING:
+    from minisgl.plugins.reasoning_parser import ReasoningParser
+    from minisgl.plugins.tool_parser import ToolParser
 
 MAX_TOOLS = 512
 """The largest number of tools of a request."""

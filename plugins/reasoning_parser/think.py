@@ -10,8 +10,7 @@ from typing import Any
 
 from minisgl.hooks import hookimpl
 from minisgl.plugins.reasoning_parser import ReasoningParser
-from minisgl.plugins.tool_parser import partial_length
-from minisgl.server.answer import AnswerReader, Part, Reasoning
+from minisgl.server.answer import AnswerReader, Part, Reasoning, partial_length
 
 OPENER, CLOSER = "<think>", "</think>"
 

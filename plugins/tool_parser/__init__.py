@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from minisgl.server.answer import AnswerReader
 
-__all__ = ["ToolParser", "partial_length"]
+__all__ = ["ToolParser"]
 
 
 class ToolParser(Protocol):
@@ -32,9 +32,3 @@ class ToolParser(Protocol):
         ``tools`` are names, and JSON schemas of their arguments. There are at most ``most`` calls; None: any number.
         Raise `InvalidRequestError` for a schema that the form can't have.
         """
-
-
-def partial_length(text: str, *marks: str) -> int:
-    """Return the length of the longest end of ``text`` that is the beginning of one of ``marks``, but not all of it."""
-    lengths = range(min(len(text), max(map(len, marks)) - 1), 0, -1)
-    return next((n for n in lengths if any(len(m) > n and m.startswith(text[-n:]) for m in marks)), 0)
