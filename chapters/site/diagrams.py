@@ -206,10 +206,10 @@ def _block(narrow: bool) -> str:
         "the norm, its half of gate and up, and its partial sums of down. Again an all-reduce adds the partial "
         "sums, and the result is added to the residual stream."
     )
-    branches = (
+    branches: list[list[tuple[str, str, float]]] = [
         [("norm", "well", 56), ("q k v", "q0", 58), ("attention", "q2", 80), ("o", "q1", 40)],
         [("norm", "well", 56), ("gate up", "q0", 74), ("down", "q1", 56)],
-    )
+    ]
     items = [("q0", "split by outputs (column)"), ("q1", "split by inputs (row)"), ("q2", "split by heads")]
     items += [("bad", "all-reduce"), ("s5", "residual stream")]
     if not narrow:
