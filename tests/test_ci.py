@@ -25,7 +25,7 @@ def run(tmp_path: Path, **stubs: str) -> subprocess.CompletedProcess[str]:
         (tmp_path / "bin" / name).chmod(0o755)
     environment = {"PATH": str(tmp_path / "bin"), "TMPDIR": str(tmp_path)}
     words = [str(tmp_path / "bin" / "bash"), str(tmp_path / ".ci" / "run")]
-    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.parametrize("installer", [{}, {"apt-get": "exit 100"}], ids=["no apt-get", "apt-get fails"])

@@ -97,7 +97,7 @@ def plugin(tmp_path: Path) -> Path:
 
 def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "minisgl", *words]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_plugin_file_with_tp_2(plugin: Path) -> None:
 
 def test_demo() -> None:
     command = [sys.executable, "-m", "minisgl.demo", "device=cpu", "num_pages=256"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert result.returncode == 0, result.stderr
     assert "minisgl is ready: http://127.0.0.1:" in result.stdout
     assert "radix tree" in result.stdout
@@ -200,7 +200,7 @@ def test_demo() -> None:
 
 def test_demo_with_wrong_option() -> None:
     command = [sys.executable, "-m", "minisgl.demo", "tp=0"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 1
     assert result.stderr.splitlines() == [
         "minisgl: tp=0: tp must be at least 1.",

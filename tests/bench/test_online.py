@@ -387,7 +387,7 @@ def test_ctrl_c_reports_what_was_measured(server: FakeServer, tmp_path: Path) ->
         seen += len(server.take_log())
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
-    out, _ = process.communicate(timeout=120)
+    out, _ = process.communicate(timeout=600)
     assert process.returncode == 130
     report = json.loads(file.read_text())
     assert report["interrupted_run"] and report["failed"] == 0
@@ -403,7 +403,7 @@ def test_ctrl_c_before_the_measurement(server: FakeServer) -> None:
     while not server.take_log() and process.poll() is None:
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=600)
     assert (process.returncode, errors.strip()) == (130, "minisgl.bench: stopped before the first measurement.")
 
 

@@ -30,7 +30,7 @@ def run() -> Callable[[Awaitable[None]], None]:
 
     def run(body: Awaitable[None]) -> None:
         async def limited() -> None:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 await body
 
         asyncio.run(limited())

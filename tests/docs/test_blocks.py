@@ -68,7 +68,7 @@ def check_lab(words: list[str]) -> None:
 
 
 def run(command: str, folder: Path) -> None:
-    done = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
 
 
@@ -100,7 +100,7 @@ def test_blocks_of_a_page_run(page: str, folder: Path) -> None:
 
 def test_readme_example_prints_an_answer() -> None:
     code = next(b.code for b in to_run(README) if b.language == "python" and "title" not in b.options)
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)
     assert result.returncode == 0, result.stderr
     assert "radix" in result.stdout
 

@@ -37,7 +37,7 @@ def build(folder: Path, pages: dict[str, str]) -> subprocess.CompletedProcess[st
         (folder / "docs" / f"{name}.md").write_text(f"# A page\n\n{text}\n", encoding="utf-8")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
     env = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=600, check=False)
 
 
 def test_correct_site_is_built(tmp_path: Path) -> None:

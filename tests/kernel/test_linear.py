@@ -299,9 +299,12 @@ def test_time_without_avx512() -> None:
     compiler_or_skip()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
     command = [sys.executable, "-c", CPU_TIMES]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    slow = {name: times for name, times in json.loads(done.stdout).items() if times[0] > 2 * times[1]}
+    for _ in range(3):  # other processes that use the caches and the memory may slow one of the two down
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr
+        slow = {name: times for name, times in json.loads(done.stdout).items() if times[0] > 2 * times[1]}
+        if not slow:
+            break
     assert not slow, f"milliseconds, and those of sgemm: {slow}"
 
 

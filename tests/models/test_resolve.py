@@ -112,4 +112,4 @@ def test_tutor_ships() -> None:
 def test_resolve_imports_no_torch() -> None:
     code = "import sys; from minisgl.models.resolve import resolve_model; resolve_model('qwen3-8b'); "
     code += "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0

@@ -112,7 +112,7 @@ def complete_in_bash(line: str, env: dict[str, str], breaks: str = " \t\n\"'><=;
     """
     split = "s/=/ = /g; s/ +$//" if "=" in breaks else "s/ +$//"
     command = ["bash", "-c", program, "bash", line, split]
-    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=True)
     return result.stdout.split()
 
 
@@ -140,4 +140,4 @@ def test_completion_scripts_are_valid(shell: str, tmp_path: Path) -> None:
         pytest.skip(f"{shell} is not installed")
     script = tmp_path / "script"
     script.write_text(SCRIPTS[shell])
-    subprocess.run([shell, "-n", str(script)], check=True, timeout=30)
+    subprocess.run([shell, "-n", str(script)], check=True, timeout=150)

@@ -427,7 +427,7 @@ def test_plugins_command(mine: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_plugins_command_error(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "minisgl.plugins", "gone.py"]
-    failed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    failed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert failed.returncode == 2
     assert failed.stderr.startswith("minisgl.plugins: plugins=gone.py: there is no such file")
     assert failed.stderr.count("\n") == 1

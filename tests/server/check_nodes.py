@@ -340,7 +340,7 @@ def test_two_network_namespaces() -> None:
         with Nodes(*OPTIONS, prefixes=inside, master="10.99.0.1", interface="mini0") as nodes:
             curl = [*inside[0], "curl", "-s", f"{nodes.url}/v1/completions", "-H", "Content-Type: application/json"]
             curl += ["-d", json.dumps(PROMPT)]
-            answer = json.loads(subprocess.run(curl, capture_output=True, check=True, timeout=60).stdout)
+            answer = json.loads(subprocess.run(curl, capture_output=True, check=True, timeout=300).stdout)
             assert "KV cache" in answer["choices"][0]["text"]
             log = nodes.log(0)
             assert "waiting for 1 ranks at 10.99.0.1:" in log and "rank 1 (10.99.0.2) has connected" in log

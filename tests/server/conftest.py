@@ -161,7 +161,7 @@ def run_app() -> Callable[..., None]:
             server = AppServer(config, [*extensions, *map(OnEnd, on_end)], silent, defaults)
             workers = asyncio.create_task(server.work())
             try:
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(300):
                     await test(server)
             finally:
                 workers.cancel()

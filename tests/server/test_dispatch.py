@@ -61,7 +61,7 @@ def with_fake_server(test: Callable[[FakeServer], Awaitable[None]], **kwargs: in
     async def run() -> None:
         server = FakeServer(**kwargs)
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(100):
                 await test(server)
         finally:
             server.close()

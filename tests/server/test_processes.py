@@ -30,6 +30,48 @@ LINUX = os.path.isdir("/proc/self/fd")
 needs_proc = pytest.mark.skipif(not LINUX, reason="reads /proc, which only Linux has")
 
 
+SLOW = """
+import time
+from dataclasses import dataclass
+
+from minisgl import hookimpl
+from minisgl.scheduler import Plan
+
+
+@dataclass
+class Slow:
+    nap: float = 0.5
+    fast: int = 0
+
+    def build(self):
+        return Policy(self)
+
+
+class Policy:
+    def __init__(self, config):
+        self.nap, self.fast = config.nap, config.fast
+
+    def plan(self, waiting, running, budget):
+        self.fast -= 1
+        if self.fast < 0:
+            time.sleep(self.nap)
+        return Plan([(w.uid, n) for w in waiting if (n := budget.grant(w, 9))] + [(r.uid, 1) for r in running])
+
+
+@hookimpl
+def minisgl_configs():
+    yield "scheduler", "slow", Slow
+"""
+
+
+@pytest.fixture
+def paced(tiny: Path, tmp_path: Path) -> list[str]:
+    """Return the options of a server whose steps take 20 ms: on any machine, a request of 200 tokens takes 4 s."""
+    plugin = tmp_path / "slow.py"
+    plugin.write_text(SLOW)
+    return [f"model={tiny}", "num_pages=2048", f"plugins={plugin}", "scheduler=slow", "scheduler.nap=0.02"]
+
+
 class Request(threading.Thread):
     """A long request in a thread of its own. It records the response and the time at which the response ended."""
 
@@ -108,9 +150,9 @@ def health(server: Server) -> int:
         (2, "scheduler-1"),
     ],
 )
-def test_promise_10_dead_worker_ends_the_server(tiny: Path, tp: int, victim: str) -> None:
+def test_promise_10_dead_worker_ends_the_server(paced: list[str], tp: int, victim: str) -> None:
     """When a worker is killed, open requests get an error and ``/health`` answers 503. Then the server exits with 1."""
-    with Server(f"model={tiny}", f"tp={tp}", "num_pages=2048") as server:
+    with Server(*paced, f"tp={tp}") as server:
         requests = running(server, 6)
         server.record_resources()
         assert any("minisgl" in thing for thing in server.resources)
@@ -152,9 +194,9 @@ def test_promise_10_dead_worker_ends_the_server(tiny: Path, tp: int, victim: str
 
 
 @pytest.mark.parametrize("tp", [1, 2])
-def test_promise_10_workers_exit_with_the_launcher(tiny: Path, tp: int) -> None:
+def test_promise_10_workers_exit_with_the_launcher(paced: list[str], tp: int) -> None:
     """When the launcher is killed, its workers exit within two seconds."""
-    with Server(f"model={tiny}", f"tp={tp}", "num_pages=2048") as server:
+    with Server(*paced, f"tp={tp}") as server:
         requests = running(server, 4)
         server.record_resources()
         assert len(server.processes) >= 3 + tp
@@ -213,10 +255,10 @@ def test_junk_on_the_sockets(tiny: Path) -> None:
     context.destroy(linger=0)
 
 
-def test_promise_10_sigterm_drains(tiny: Path) -> None:
+def test_promise_10_sigterm_drains(paced: list[str]) -> None:
     """After SIGTERM the running requests finish, new requests get 503, and the server exits with status 0."""
-    with Server(f"model={tiny}", "num_pages=2048") as server:
-        requests = running(server, 4, max_tokens=1500, temperature=0, return_token_ids=True)
+    with Server(*paced) as server:
+        requests = running(server, 4, max_tokens=200, temperature=0, return_token_ids=True)
         server.process.send_signal(signal.SIGTERM)
         assert wait_for(lambda: health(server) == 503, patient_timeout(1.0))
         late = httpx.post(f"{server.url}/v1/completions", json=LONG, timeout=10)
@@ -229,19 +271,19 @@ def test_promise_10_sigterm_drains(tiny: Path) -> None:
             if request.stream:
                 assert request.text.endswith("data: [DONE]\n\n")
             else:
-                assert json.loads(request.text)["usage"]["completion_tokens"] == 1500
+                assert json.loads(request.text)["usage"]["completion_tokens"] == 200
         assert wait_for(lambda: not server.leftovers(), patient_timeout(1.0)), server.leftovers()
 
 
-def test_promise_10_sighup_drains(tiny: Path) -> None:
+def test_promise_10_sighup_drains(paced: list[str]) -> None:
     """When the terminal is closed, the running requests finish, however often it says so. The server exits with 0."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # with nohup, the server would inherit that it is ignored
     try:
-        server = Server(f"model={tiny}", "num_pages=2048")
+        server = Server(*paced)
     finally:
         signal.signal(signal.SIGHUP, before)
     with server:
-        requests = running(server, 2, max_tokens=1000)
+        requests = running(server, 2, max_tokens=200)
         os.killpg(server.process.pid, signal.SIGHUP)
         assert wait_for(lambda: health(server) == 503, patient_timeout(5))
         os.killpg(server.process.pid, signal.SIGHUP)
@@ -321,15 +363,15 @@ def test_promise_10_stopped_idle_workers(tiny: Path) -> None:
 
 def test_promise_10_worker_stopped_for_ever(tiny: Path) -> None:
     """An idle worker that does not run counts as hung after ``server.watchdog`` seconds."""
-    with Server(f"model={tiny}", "num_pages=64", "server.watchdog=3") as server:
+    with Server(f"model={tiny}", "num_pages=64", "server.watchdog=5") as server:
         os.kill(server.workers()["tokenizer-0"], signal.SIGSTOP)
         assert server.wait(patient_timeout(30)) == 1
-        assert "tokenizer-0 died: it answered no ping for 3 s" in server.log()
+        assert "tokenizer-0 died: it answered no ping for 5 s" in server.log()
 
 
-def test_promise_10_drain_timeout(tiny: Path) -> None:
+def test_promise_10_drain_timeout(paced: list[str]) -> None:
     """Requests that run longer than ``server.drain_timeout`` after SIGTERM end with an error."""
-    with Server(f"model={tiny}", "num_pages=2048", "server.drain_timeout=0.5") as server:
+    with Server(*paced, "server.drain_timeout=0.5") as server:
         requests = running(server, 2)
         server.process.send_signal(signal.SIGTERM)
         asked = time.monotonic()
@@ -342,9 +384,9 @@ def test_promise_10_drain_timeout(tiny: Path) -> None:
 
 
 @pytest.mark.parametrize("tp", [1, 2])
-def test_promise_10_sigint_ends_at_once(tiny: Path, tp: int) -> None:
+def test_promise_10_sigint_ends_at_once(paced: list[str], tp: int) -> None:
     """After SIGINT the open requests end with an error, and the server exits with status 130."""
-    with Server(f"model={tiny}", f"tp={tp}", "num_pages=2048") as server:
+    with Server(*paced, f"tp={tp}") as server:
         requests = running(server, 2)
         asked = time.monotonic()
         os.killpg(server.process.pid, signal.SIGINT)  # like Ctrl-C: the signal goes to every process of the group
@@ -424,43 +466,9 @@ def test_promise_10_plugin_exception(tiny: Path, tmp_path: Path) -> None:
         assert wait_for(lambda: not server.leftovers(), patient_timeout(1.0)), server.leftovers()
 
 
-SLOW = """
-import time
-from dataclasses import dataclass
-
-from minisgl import hookimpl
-from minisgl.scheduler import Plan
-
-
-@dataclass
-class Slow:
-    nap: float = 0.5
-    fast: int = 0
-
-    def build(self):
-        return Policy(self)
-
-
-class Policy:
-    def __init__(self, config):
-        self.nap, self.fast = config.nap, config.fast
-
-    def plan(self, waiting, running, budget):
-        self.fast -= 1
-        if self.fast < 0:
-            time.sleep(self.nap)
-        return Plan([(w.uid, n) for w in waiting if (n := budget.grant(w, 9))] + [(r.uid, 1) for r in running])
-
-
-@hookimpl
-def minisgl_configs():
-    yield "scheduler", "slow", Slow
-"""
-
-
 @pytest.fixture
 def slow(tiny: Path, tmp_path: Path) -> list[str]:
-    """Return the options of a server whose scheduling policy sleeps, and whose watchdog waits two seconds."""
+    """Return the options of a server whose scheduling policy sleeps, and whose watchdog waits four seconds."""
     plugin = tmp_path / "slow.py"
     plugin.write_text(SLOW)
     return [
@@ -468,14 +476,14 @@ def slow(tiny: Path, tmp_path: Path) -> list[str]:
         "num_pages=2048",
         f"plugins={plugin}",
         "scheduler=slow",
-        "server.watchdog=2",
+        "server.watchdog=4",
         "log_level=warning",
     ]
 
 
 def test_promise_10_hung_scheduler(slow: list[str]) -> None:
     """A scheduler that hangs in one step is treated as dead, and the log has the stacks of all ranks."""
-    died = "scheduler-0 died: it answered no ping for 2 s and was killed: it was stopped, or stuck in one step"
+    died = "scheduler-0 died: it answered no ping for 4 s and was killed: it was stopped, or stuck in one step"
     with Server(*slow, "tp=2", "scheduler.nap=1000", "scheduler.fast=20") as server:
         began = time.monotonic()
         requests = [Request(server, stream=stream) for stream in (True, False)]
@@ -484,8 +492,8 @@ def test_promise_10_hung_scheduler(slow: list[str]) -> None:
             request.join(patient_timeout(10))
             error = request.error()["message"]
             assert died in error
-            assert "server.watchdog=2" in error
-        assert requests[0].ended - began >= 2.0
+            assert "server.watchdog=4" in error
+        assert requests[0].ended - began >= 4.0
         with contextlib.suppress(httpx.TransportError):  # on a busy machine, the server may have exited by now
             assert health(server) == 503
         assert server.wait(patient_timeout(5)) == 1
@@ -502,12 +510,12 @@ def test_promise_10_hung_tokenizer(tiny: Path, tmp_path: Path) -> None:
     loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     endless = "{% if messages[0].content == 'hi' %}" + loops + "{% endif %}"  # not for the message of the warm-up
     (model / "chat_template.jinja").write_text(endless)
-    with Server(f"model={model}", "num_pages=64", "server.tokenizers=2", "server.watchdog=2") as server:
+    with Server(f"model={model}", "num_pages=64", "server.tokenizers=2", "server.watchdog=4") as server:
         body = {"messages": [{"role": "user", "content": "hi"}]}
         answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=30)
         assert answer.status_code == 503
         assert re.search(
-            r"tokenizer-\d died: it answered no ping for 2 s .* stuck in one message", answer.json()["error"]["message"]
+            r"tokenizer-\d died: it answered no ping for 4 s .* stuck in one message", answer.json()["error"]["message"]
         )
         assert server.wait(patient_timeout(5)) == 1
         assert server.log().count("stack of ") == 1
@@ -519,7 +527,7 @@ def test_promise_10_slow_or_idle_is_not_hung(slow: list[str]) -> None:
     """The watchdog does not kill a scheduler that is idle, or whose steps are slow but shorter than the limit."""
     with Server(*slow) as server:
         Request(server, stream=True, max_tokens=1).join(patient_timeout(10))
-        time.sleep(2.4)
+        time.sleep(4.8)
         assert health(server) == 200
         request = Request(server, stream=True, max_tokens=5)
         assert request.began.wait(patient_timeout(10))
@@ -576,7 +584,7 @@ def test_worker_dies_during_start(tiny: Path) -> None:
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "minisgl", "device=cpu", *words], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "minisgl", "device=cpu", *words], capture_output=True, text=True, timeout=300
     )
 
 

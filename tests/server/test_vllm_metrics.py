@@ -89,6 +89,7 @@ def families() -> dict[str, Metric]:
         for n in (1, 2):
             body = {"prompt": "What is 12 + 30?", "max_tokens": 4, "ignore_eos": True, "n": n}
             httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).raise_for_status()
+        assert server.wait_until_idle()
         return parse(httpx.get(f"{server.url}/metrics", timeout=60).text)
 
 

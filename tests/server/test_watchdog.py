@@ -58,7 +58,7 @@ def watch(answers: bool, body: Callable[[Workers], Awaitable[None]], limit: floa
 
 
 async def until_killed(workers: Workers) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(150):
         while not workers.killed:
             await asyncio.sleep(SECONDS / 10)
 

@@ -11,7 +11,7 @@ import pytest
 
 def run(code: str) -> str:
     command = [sys.executable, "-c", textwrap.dedent(code)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout.strip()
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=True).stdout.strip()
 
 
 def test_inspection_does_not_load() -> None:
