@@ -37,6 +37,7 @@ BODIES: Mapping[str, type[msgspec.Struct]] = MappingProxyType(
     {
         "/v1/chat/completions": ChatRequest,
         "/v1/completions": CompletionRequest,
+        "/prove": ChatRequest,
         "/tokenize": TokenizeBody,
         "/detokenize": DetokenizeBody,
         "/abort_request": AbortBody,
