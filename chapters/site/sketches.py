@@ -78,7 +78,7 @@ def roofline(bandwidth: float = 4.3e12, flops: float = 790e12, weights: float = 
     pic.text(left, 12, "TFLOP/s that a pass reaches", "strong")
     for reached in (4, 16, 64, 256, 790):
         y = at(1, reached * 1e12)[1]
-        pic.path([(left, y), (left + wide, y)], "line")
+        pic.path([(left - 3, y), (left + 3, y)], "line")
         pic.text(left - 6, y + 4, f"{reached}", "small soft end")
     for tokens in (1, 8, 64, 512, 4096):
         pic.text(at(tokens, 2e12)[0], top + high + 15, f"{tokens:,}", "small soft mid")
@@ -88,12 +88,17 @@ def roofline(bandwidth: float = 4.3e12, flops: float = 790e12, weights: float = 
     for tokens, words in marks:
         x, y = at(tokens, min(tokens * bandwidth, flops))
         pic.dot(x, y, 4, "decode" if tokens < 100 else "prefill")
-        pic.text(x + 8 if tokens < 100 else x, y + 14, words, "small" if tokens < 100 else "small mid")
+        pic.text(
+            x + (8 if tokens < 64 else -8),
+            y + (14 if tokens != 64 else 0),
+            words,
+            "small" if tokens < 64 else "small end",
+        )
     x, y = at(ridge, flops)
     pic.path([(x, y), (x, top + high)], "wait")
     pic.text(x + 4, top + high - 8, f"{ridge:.0f} tokens", "small soft")
-    pic.text(left + 6, top + 40, "memory is", "small soft")
-    pic.text(left + 6, top + 54, "the limit", "small soft")
+    pic.text(left + 6, top + 20, "memory is", "small soft")
+    pic.text(left + 6, top + 34, "the limit", "small soft")
     pic.text(left + wide, y - 8, "arithmetic is the limit", "small soft end")
     pic.desc = (
         f"The line rises with the number of tokens up to {ridge:.0f}, and is flat from there on. Left of this number "
