@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,13 @@ def test_citation() -> None:
     assert all("name" in author or "family-names" in author for author in citation["authors"])
 
 
-def test_readme_begins_with_the_clone() -> None:
+def test_readme_begins_with_a_clone_that_can_be_pasted(tmp_path: Path) -> None:
+    """The first line of the README, pasted as it is, asks for the address and clones what is there."""
     first = re.search(r"```bash[^\n]*\n(.*?)\n", (ROOT / "README.md").read_text("utf-8"))
-    assert first is not None and first[1].startswith("git clone ")
+    assert first is not None
+    subprocess.run(["git", "init", "-q", str(tmp_path / "address")], check=True, timeout=60)
+    pasted = ["bash", "-c", f"{first[1]} && pwd"]
+    done = subprocess.run(
+        pasted, cwd=tmp_path, input=f"{tmp_path}/address\n", capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.endswith(f"{tmp_path}/minisgl\n")
