@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -48,6 +49,8 @@ KEPT_GRAMMARS = 32
 """The number of compiled grammars that are kept for further requests."""
 KEPT_TEXTS, SHORT = 4096, 512
 """The number of texts whose tokens are kept, and the largest number of characters of such a text."""
+MAX_THREADS = 8
+"""The largest number of threads that compute masks."""
 MAX_MULTIPLE = 10_000
 """The largest ``multipleOf``, without its decimal point: it takes as many states."""
 
@@ -93,6 +96,7 @@ class LLGuidanceGrammars(Grammars):
         self._limits = llguidance.LLParserLimits(**LIMITS)
         self._kept: OrderedDict[tuple[Grammar, int], Any] = OrderedDict()
         self._llg_tokenizers: dict[int, Any] = {}  # by the number of tokens of their masks
+        self._masks: dict[int, _Masks] = {}  # by the same
 
     def _source(self, grammar: Grammar) -> str:
         """Return the grammar in llguidance's own form. Raise `InvalidRequestError` if it is wrong."""
@@ -153,8 +157,10 @@ class LLGuidanceGrammars(Grammars):
         self._kept[grammar, vocab_size] = compiled
         if len(self._kept) > KEPT_GRAMMARS:
             self._kept.popitem(last=False)
-        matcher = compiled.deep_copy()
-        return LLGuidanceMatcher(matcher, self._llg_tokenizer(vocab_size), vocab_size, end_ids)
+        tokenizer = self._llg_tokenizer(vocab_size)
+        if vocab_size not in self._masks:
+            self._masks[vocab_size] = _Masks(self._library, vocab_size)
+        return LLGuidanceMatcher(compiled.deep_copy(), tokenizer, self._masks[vocab_size], end_ids)
 
 
 def check_multiples(grammar: Grammar, schema: Any) -> None:
@@ -181,59 +187,102 @@ def _json_rule(grammar: Grammar, schema: Any) -> str:
     return "%json " + json.dumps(schema | {"x-guidance": JSON_OPTIONS})
 
 
-class LLGuidanceMatcher(Matcher):
-    """One answer in llguidance. After an error, it allows no token."""
+class _Masks:
+    """Computes masks of many answers at once, in several threads.
 
-    def __init__(self, matcher: Any, tokenizer: Any, vocab_size: int, end_ids: Sequence[int]):
-        self._matcher, self._tokenizer, self._vocab_size, self._end_ids = matcher, tokenizer, vocab_size, end_ids
-        self._words = -(-vocab_size // 32)
+    When one answer needs its mask, those that went on since the last time are computed, too: they will be asked for in
+    the same step. ``vocab_size`` is the number of tokens of a mask. llguidance has one more, the end of an answer.
+    """
+
+    def __init__(self, library: Any, vocab_size: int):
+        self._vocab_size, self._words = vocab_size, -(-vocab_size // 32)
+        self._width = -(-(vocab_size + 1) // 32)
+        self._executor = library.LLExecutor(min(MAX_THREADS, os.cpu_count() or 1))
+        self._waiting: dict[int, LLGuidanceMatcher] = {}
+
+    def expect(self, matcher: LLGuidanceMatcher) -> None:
+        """Note that the mask of ``matcher`` will be needed."""
+        self._waiting[id(matcher)] = matcher
+
+    def fill(self) -> None:
+        """Compute the masks of all matchers that wait."""
+        matchers, self._waiting = list(self._waiting.values()), {}
+        for matcher, mask in zip(matchers, self.find(matchers), strict=True):
+            matcher.mask = mask
+
+    def find(self, matchers: Sequence[LLGuidanceMatcher]) -> I32:
+        """Return the masks of ``matchers``, ``[matchers, ceil(vocab_size / 32)]``. After an error, no bit is set."""
+        bits = np.zeros((len(matchers), self._width), np.int32)
+        work = [(matcher.library, i) for i, matcher in enumerate(matchers) if not matcher.library.is_error()]
+        if work:
+            self._executor.unsafe_compute_mask_ptr(work, bits.ctypes.data, 4 * self._width, len(matchers))
+        word, bit = divmod(self._vocab_size, 32)
+        ended = np.flatnonzero(bits[:, word] >> bit & 1).tolist()  # a matcher that fails now has this bit, too
+        bits[:, word] &= np.int32((1 << bit) - 1)
+        for i in ended:
+            if matchers[i].library.is_accepting():
+                view = bits[i].view(np.uint32)
+                for token in matchers[i].end_ids:
+                    view[token // 32] |= np.uint32(1 << (token % 32))
+        return bits[:, : self._words]
+
+
+class LLGuidanceMatcher(Matcher):
+    """One answer in llguidance. After an error, it allows no token.
+
+    ``library`` is llguidance's matcher. ``mask`` is the next mask, or None until `_Masks` has filled it in.
+    """
+
+    def __init__(self, library: Any, tokenizer: Any, masks: _Masks, end_ids: Sequence[int]):
+        self.library, self._tokenizer, self._masks, self.end_ids = library, tokenizer, masks, end_ids
+        self.mask: I32 | None = None
 
     def advance(self, tokens: Sequence[int]) -> None:
-        self._matcher.consume_tokens([token for token in tokens if token not in self._end_ids])
+        self.library.consume_tokens([token for token in tokens if token not in self.end_ids])
+        self.mask = None
+        self._masks.expect(self)
 
     def read(self, text: str) -> bool:
         tokens = self._tokenizer.greedy_tokenize(text)
-        return bool(self._matcher.try_consume_tokens(tokens) == len(tokens))
-
-    def _mask(self) -> I32:
-        if self._matcher.is_error():
-            return np.zeros(self._words, np.int32)
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.int32)[: self._words].copy()
-        if self._vocab_size % 32:
-            bits[-1] &= np.int32((1 << (self._vocab_size % 32)) - 1)
-        if self._matcher.is_accepting():
-            view = bits.view(np.uint32)
-            for token in self._end_ids:
-                view[token // 32] |= np.uint32(1 << (token % 32))
-        return bits
+        return bool(self.library.try_consume_tokens(tokens) == len(tokens))
 
     def masks(self, drafts: Sequence[int]) -> I32:
+        if self.mask is None:
+            self._masks.expect(self)
+            self._masks.fill()
+        assert self.mask is not None
+        known = [self.mask]  # the mask before the drafts
+
+        def mask() -> I32:
+            found: I32 = known.pop() if known else self._masks.find([self])[0]
+            return found
+
         def consume(token: int) -> bool:
-            if token in self._end_ids:
+            if token in self.end_ids:
                 return False
             # After an error, as when a limit is reached, the next mask forbids all tokens.
-            return bool(self._matcher.try_consume_tokens([token]) == 1 or self._matcher.is_error())
+            return bool(self.library.try_consume_tokens([token]) == 1 or self.library.is_error())
 
-        return masks_with_rollback(drafts, self._mask, consume, self._matcher.rollback)
+        return masks_with_rollback(drafts, mask, consume, self.library.rollback)
 
     def allowed(self, drafts: Sequence[int]) -> int:
-        end = next((k for k, draft in enumerate(drafts) if draft in self._end_ids), len(drafts))
-        count: int = self._matcher.validate_tokens(list(drafts[:end]))
-        return count + (count == end < len(drafts) and self._ends_after(drafts[:end], self._matcher.is_accepting))
+        end = next((k for k, draft in enumerate(drafts) if draft in self.end_ids), len(drafts))
+        count: int = self.library.validate_tokens(list(drafts[:end]))
+        return count + (count == end < len(drafts) and self._ends_after(drafts[:end], self.library.is_accepting))
 
     def forced(self, count: int) -> Sequence[int]:
-        tokens: list[int] = self._matcher.compute_ff_tokens()
+        tokens: list[int] = self.library.compute_ff_tokens()
         if not tokens:  # with forcing=False: without the tokens at the end that may go on in another way
-            tokens = self._tokenizer.tokenize_partial(self._matcher.compute_ff_bytes())[0]
-        if len(tokens) < count and self._ends_after(tokens, self._matcher.is_stopped):
-            tokens = [*tokens, *self._end_ids[:1]]
+            tokens = self._tokenizer.tokenize_partial(self.library.compute_ff_bytes())[0]
+        if len(tokens) < count and self._ends_after(tokens, self.library.is_stopped):
+            tokens = [*tokens, *self.end_ids[:1]]
         return tokens[:count]
 
     def _ends_after(self, tokens: Sequence[int], test: Callable[[], bool]) -> bool:
         """Return the result of ``test()`` after ``tokens``, which are then taken back."""
-        consumed = self._matcher.try_consume_tokens(list(tokens))
-        ends = bool(test() and not self._matcher.is_error())
-        self._matcher.rollback(consumed)
+        consumed = self.library.try_consume_tokens(list(tokens))
+        ends = bool(test() and not self.library.is_error())
+        self.library.rollback(consumed)
         return ends
 
 
