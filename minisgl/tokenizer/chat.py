@@ -27,23 +27,17 @@ from jinja2.parser import Parser
 from minisgl.sampling_params import InvalidRequestError, shorten
 
 Message = Mapping[str, Any]
-STAND_IN = "\ue000"
-"""The private character that replaces one character of a special token in a client's string."""
 
 
 @dataclass(frozen=True)
 class RenderedChat:
-    """A rendered chat: its text, and ``marked``, the same text in which no client's string has a special token.
-
-    ``marked`` is None if no client's string has one: then it would be equal to ``text``.
-    """
+    """A rendered chat. A plugin's chat has more, such as which of its special tokens are the client's text."""
 
     text: str
-    marked: str | None = None
 
     def cut(self, length: int) -> RenderedChat:
         """Return the beginning of the chat, of at most ``length`` characters."""
-        return RenderedChat(self.text[:length], None if self.marked is None else self.marked[:length])
+        return RenderedChat(self.text[:length])
 
 
 class _Generation(jinja2.ext.Extension):
@@ -88,7 +82,6 @@ class ChatTemplate:
         environment: jinja2.Environment | None = None,
     ):
         self._special_tokens = dict(special_tokens or {})
-        self._writes_tools = False  # whether a chat had another text with tools than without
         try:
             environment = environment or make_environment()
             self._template = environment.from_string(source)
@@ -103,35 +96,15 @@ class ChatTemplate:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """Return the messages as one text: see `render_chat`."""
-        return self.render_chat(messages, add_generation_prompt, chat_template_kwargs, tools=tools).text
-
-    def render_chat(
-        self,
-        messages: Sequence[Message],
-        add_generation_prompt: bool = True,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        hide: Callable[[str], str] = str,
-        tools: Sequence[Mapping[str, Any]] = (),
-    ) -> RenderedChat:
         """Return the messages as one text, special tokens included.
 
         ``add_generation_prompt`` ends the text with the beginning of an assistant message. ``chat_template_kwargs`` are
-        further variables of the template, and ``tools`` is one of them. ``hide`` returns a client's string with
-        `STAND_IN` in place of one character of each special token. If there are some, the chat is rendered again with
-        these strings. Raise `InvalidRequestError` if a message is wrong, if the template raises an error, or if it
-        writes another text for the strings with stand-ins.
+        further variables of the template, and ``tools`` is one of them. Raise `InvalidRequestError` if a message is
+        wrong, or if the template raises an error.
         """
         chat = [as_string(message) for message in normalize(messages)]
         kwargs = {**(chat_template_kwargs or {}), "tools": list(tools) or None}
-        text = self.render_once(chat, add_generation_prompt, kwargs)
-        hidden = map_strings([chat, kwargs], hide)
-        if hidden == [chat, kwargs]:
-            return RenderedChat(text)
-        marked = self.render_once(hidden[0], add_generation_prompt, hidden[1])
-        if len(marked) != len(text) or any(m not in (t, STAND_IN) for m, t in zip(marked, text, strict=True)):
-            raise computed_with_special_tokens()
-        return RenderedChat(text, marked)
+        return self.render_once(chat, add_generation_prompt, kwargs)
 
     def render_once(
         self, messages: Sequence[Message], add_generation_prompt: bool, variables: Mapping[str, Any]
@@ -153,33 +126,11 @@ class ChatTemplate:
             raise InvalidRequestError("messages", message) from error
         return text
 
-    def check_tools(self, tools: Sequence[Mapping[str, Any]], text: str, without: Callable[[], str]) -> None:
-        """Raise `InvalidRequestError` if a chat does not tell the model of each tool.
-
-        ``text`` is the rendered chat, and ``without`` renders it without tools.
-        """
-        is_lost = any(tool_name(tool) not in text for tool in tools)
-        if is_lost or not (self._writes_tools or text != without()):
-            raise InvalidRequestError(
-                "tools",
-                "The model's chat template does not write the tools into the prompt, so the model would not see them.",
-            )
-        self._writes_tools = True
-
 
 def tool_name(tool: Mapping[str, Any]) -> str:
     """Return the name of a tool in the OpenAI API's form, or an empty text if it has none."""
     function = tool.get("function")
     return str(function.get("name", "")) if isinstance(function, Mapping) else ""
-
-
-def computed_with_special_tokens() -> InvalidRequestError:
-    """Return the refusal of messages in which the text of a special token changes what the template computes."""
-    return InvalidRequestError(
-        "messages",
-        "The messages contain the text of a special token, and the model's chat template computes with this text. "
-        "Remove it from the messages, or start the server with parse_special_tokens=true.",
-    )
 
 
 def _raise(message: str) -> NoReturn:
@@ -226,44 +177,6 @@ def as_string(message: Message) -> Message:
     if not isinstance(message.get("content"), list):
         return message
     return {**message, "content": "\n".join(part["text"] for part in message["content"])}
-
-
-# ---- a message that the answer continues --------------------------------------------------------------
-
-
-def with_tag(messages: Sequence[Message]) -> tuple[list[Message], str, str]:
-    """Return messages whose last text ends with a tag, this text, and the tag, which is in no text of the messages.
-
-    The tag shows where a chat template writes the end of the content. Raise `InvalidRequestError` if there is no text.
-    """
-    *others, last = messages
-    content, tag = last.get("content"), "CONTINUE_FINAL_MESSAGE_TAG"
-    text, parts = content, None
-    if isinstance(content, list) and content and isinstance(content[-1], Mapping):
-        text, parts = content[-1].get("text"), content
-    if not isinstance(text, str) or not text:
-        refuse(len(others), "it has no text at its end that an answer could continue")
-    while any(tag in text for text in strings_of(messages)):
-        tag += "_"
-    tagged = f"{text}{tag} "
-    new = tagged if parts is None else [*parts[:-1], {**parts[-1], "text": tagged}]
-    return [*others, {**last, "content": new}], text, tag
-
-
-def cut_at_tag(chat: RenderedChat, text: str, tag: str, message: int) -> RenderedChat:
-    """Return a chat of `with_tag` up to the tag. Raise `InvalidRequestError` if the template did not write ``text``.
-
-    A template may write the content without the spaces at its end. Then the result has none either.
-    """
-    at = chat.text.rfind(tag)
-    if at < 0 or text.strip() not in chat.text:
-        refuse(message, "the model's chat template changes or drops its text, so an answer can't continue it")
-    if chat.text[at + len(tag) : at + len(tag) + 1] != " ":
-        at = len(chat.text[:at].rstrip())
-    found = chat.cut(at)
-    if chat.marked is not None and found.marked is None:
-        raise computed_with_special_tokens()
-    return found
 
 
 def strings_of(value: Any) -> list[str]:

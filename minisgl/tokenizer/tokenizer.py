@@ -21,7 +21,7 @@ from minisgl.config import ConfigError
 from minisgl.message import ChatPrompt
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.sampling_params import InvalidRequestError, SamplingParams, shorten, too_long
-from minisgl.tokenizer.chat import STAND_IN, ChatTemplate, RenderedChat, cut_at_tag, with_tag
+from minisgl.tokenizer.chat import ChatTemplate, RenderedChat, normalize, strings_of
 from minisgl.tokenizer.text_stream import ByteLevelStream, TextStream, WholeStream
 from minisgl.utils.json_file import read_json_if_present
 
@@ -147,73 +147,44 @@ class Tokenizer:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> RenderedChat:
-        """Return chat messages as one text, rendered with the model's chat template: see `ChatTemplate.render_chat`.
+        """Return chat messages as one text, rendered with the model's chat template: see `ChatTemplate.render`.
 
-        Raise `InvalidRequestError` if the model has no chat template, or if the template can't render these messages.
+        Raise `InvalidRequestError` if the model has no chat template, if the template can't render these messages, or
+        if they have the text of a special token, which is allowed with ``parse_special_tokens``.
         """
         if self.template is None:
             raise InvalidRequestError(
                 "messages", "This model has no chat template: use /v1/completions with a plain prompt."
             )
-        hide = str if self._parse_special_tokens else self._hide
-        chat = self.template.render_chat(messages, add_generation_prompt, chat_template_kwargs, hide, tools)
-        if tools:
-            self.template.check_tools(
-                tools, chat.text, lambda: self.render(messages, add_generation_prompt, chat_template_kwargs).text
+        given = [normalize(messages), chat_template_kwargs, list(tools)]
+        if not self._parse_special_tokens and any(map(self._special_text.search, strings_of(given))):
+            raise InvalidRequestError(
+                "messages",
+                "The messages contain the text of a special token. Remove it, or start the server with tokenizer=auto, "
+                "for which it is text, or with parse_special_tokens=true.",
             )
-        return chat
+        return RenderedChat(self.template.render(messages, add_generation_prompt, chat_template_kwargs, tools))
 
     def render_prompt(self, prompt: ChatPrompt) -> RenderedChat:
         """Return a chat as one text: `render`, which gets ``tools`` only if there are some.
 
-        Some templates, such as that of Qwen 3, need a content also in a message that has only tool calls. With
-        ``continue_final_message``, the text is that of ``apply_chat_template`` in transformers.
+        Raise `InvalidRequestError` for ``continue_final_message``, which needs a plugin's tokenizer.
         """
-        if not prompt.continue_final_message:
-            return self._render_calls(prompt, prompt.messages)
-        messages, text, tag = with_tag(prompt.messages)
-        return cut_at_tag(self._render_calls(prompt, messages), text, tag, len(messages) - 1)
+        if prompt.continue_final_message:
+            what = "continue_final_message is not supported by this tokenizer: use tokenizer=auto."
+            raise InvalidRequestError("continue_final_message", what)
+        return self._render_prompt(prompt, prompt.messages)
 
-    def _render_calls(self, prompt: ChatPrompt, messages: Sequence[Mapping[str, Any]]) -> RenderedChat:
-        """Render messages. If that fails, give those with only tool calls an empty content."""
+    def _render_prompt(self, prompt: ChatPrompt, messages: Sequence[Mapping[str, Any]]) -> RenderedChat:
         more = {"tools": prompt.tools} if prompt.tools else {}
-
-        def render(messages: Sequence[Mapping[str, Any]]) -> RenderedChat:
-            return self.render(messages, prompt.add_generation_prompt, prompt.chat_template_kwargs, **more)
-
-        try:
-            return render(messages)
-        except InvalidRequestError:
-            is_call = [bool(m.get("tool_calls")) and m.get("content") is None for m in messages]
-            if not any(is_call):
-                raise
-        return render([{**m, "content": ""} if call else m for m, call in zip(messages, is_call, strict=True)])
-
-    def _hide(self, text: str) -> str:
-        """Return a client's string without special tokens: `STAND_IN` takes the place of their first characters."""
-        return self._special_text.sub(lambda found: STAND_IN + found[0][1:], text)
+        return self.render(messages, prompt.add_generation_prompt, prompt.chat_template_kwargs, **more)
 
     def encode_chat(self, chat: RenderedChat) -> list[int]:
-        """Return the token ids of rendered messages. Only the special tokens that the chat template wrote are tokens.
+        """Return the token ids of rendered messages.
 
         The chat template itself writes the BOS token, so the post-processor must not add another BOS.
         """
-        if chat.marked is None:
-            return self.encode(chat.text, add_special_tokens=False)
-        ids: list[int] = []
-        done = 0
-        for found in self._special_text.finditer(chat.marked):
-            ids += self._text_only.encode(chat.text[done : found.start()], add_special_tokens=False).ids
-            ids.append(self._special_ids[found[0]])
-            done = found.end()
-        return ids + self._text_only.encode(chat.text[done:], add_special_tokens=False).ids
-
-    @functools.cached_property
-    def _text_only(self) -> tokenizers.Tokenizer:
-        """A copy of the tokenizer for which special tokens are text. It is made when the first message needs it."""
-        copy = tokenizers.Tokenizer.from_str(self.raw.to_str())
-        copy.encode_special_tokens = True
-        return copy
+        return self.encode(chat.text, add_special_tokens=False)
 
     def chat(
         self,

@@ -40,7 +40,7 @@ from minisgl.plugins.tokenizer.exact.template_source import (
 )
 from minisgl.sampling_params import InvalidRequestError, shorten
 from minisgl.tokenizer import chat
-from minisgl.tokenizer.chat import ChatTemplate, Message, as_string, computed_with_special_tokens, strings_of
+from minisgl.tokenizer.chat import ChatTemplate, Message, as_string, strings_of, tool_name
 from minisgl.tokenizer.tokenizer import SPECIAL_TOKENS
 from minisgl.utils.json_file import is_neutral
 
@@ -62,6 +62,7 @@ class RenderedChat(chat.RenderedChat):
     If ``is_aligned`` is false, the template computed with the replaced characters, and ``marked`` is another text.
     """
 
+    marked: str | None = None
     is_aligned: bool = True
 
     def cut(self, length: int) -> RenderedChat:
@@ -106,6 +107,7 @@ class CheckedTemplate(ChatTemplate):
         environment.filters["tojson"] = _tojson
         environment.globals["strftime_now"] = _strftime_now
         super().__init__(source, special_tokens, environment)
+        self._writes_tools = False  # whether a chat had another text with tools than without
         parsed = environment.parse(source)
         self._reserved = RESERVED.union(environment.globals)
         self.literals = frozenset(texts_below(parsed)) | frozenset(map(str, (special_tokens or {}).values()))
@@ -280,6 +282,19 @@ class CheckedTemplate(ChatTemplate):
                 if not self._reads(field):
                     raise InvalidRequestError("messages", self._unused(i, field))
 
+    def check_tools(self, tools: Sequence[Mapping[str, Any]], text: str, without: Callable[[], str]) -> None:
+        """Raise `InvalidRequestError` if a chat does not tell the model of each tool.
+
+        ``text`` is the rendered chat, and ``without`` renders it without tools.
+        """
+        is_lost = any(tool_name(tool) not in text for tool in tools)
+        if is_lost or not (self._writes_tools or text != without()):
+            raise InvalidRequestError(
+                "tools",
+                "The model's chat template does not write the tools into the prompt, so the model would not see them.",
+            )
+        self._writes_tools = True
+
     def _reads(self, field: str) -> bool:
         return not self.fields.isdisjoint(REASONING if field in REASONING else (field,))
 
@@ -287,6 +302,15 @@ class CheckedTemplate(ChatTemplate):
     def _unused(i: int, field: str) -> str:
         field = REASONING[0] if field in REASONING else field
         return f"This model's chat template does not use the message field {shorten(repr(field))} of messages[{i}]."
+
+
+def computed_with_special_tokens() -> InvalidRequestError:
+    """Return the refusal of messages in which the text of a special token changes what the template computes."""
+    return InvalidRequestError(
+        "messages",
+        "The messages contain the text of a special token, and the model's chat template computes with this text. "
+        "Remove it from the messages, or start the server with parse_special_tokens=true.",
+    )
 
 
 def _in_any_form(messages: Sequence[Message], attempt: Callable[[Sequence[Message]], RenderedChat]) -> RenderedChat:

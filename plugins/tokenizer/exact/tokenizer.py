@@ -21,13 +21,20 @@ from typing import Any, Self
 import tokenizers
 
 from minisgl.config import ConfigError
+from minisgl.message import ChatPrompt
+from minisgl.plugins.tokenizer.exact.continued import cut_at_tag, with_tag
 from minisgl.plugins.tokenizer.exact.load import load_tokenizer
 from minisgl.plugins.tokenizer.exact.messages import PrivateCharacters, map_texts, normalize, texts_of
 from minisgl.plugins.tokenizer.exact.streams import CleanStream, TokenStream, clean_up, is_local
-from minisgl.plugins.tokenizer.exact.template import CheckedTemplate, RenderedChat, Replacement
-from minisgl.sampling_params import too_long
+from minisgl.plugins.tokenizer.exact.template import (
+    CheckedTemplate,
+    RenderedChat,
+    Replacement,
+    computed_with_special_tokens,
+)
+from minisgl.sampling_params import InvalidRequestError, too_long
 from minisgl.tokenizer import chat
-from minisgl.tokenizer.chat import Message, computed_with_special_tokens, map_strings, strings_of
+from minisgl.tokenizer.chat import Message, map_strings, strings_of
 from minisgl.tokenizer.text_stream import WholeStream
 from minisgl.tokenizer.tokenizer import Tokenizer, decoder_parts, template_source
 
@@ -128,6 +135,26 @@ class ExactTokenizer(Tokenizer):
             without = self.template.render
             self.template.check_tools(tools, made.text, lambda: without(messages, add_generation_prompt, kwargs))
         return made
+
+    def render_prompt(self, prompt: ChatPrompt) -> chat.RenderedChat:
+        """Return a chat as one text. With ``continue_final_message``, it ends with the last message's content."""
+        if not prompt.continue_final_message:
+            return self._render_prompt(prompt, prompt.messages)
+        messages, text, tag = with_tag(prompt.messages)
+        made = self._render_prompt(prompt, messages)
+        assert isinstance(made, RenderedChat)
+        return cut_at_tag(made, text, tag, len(messages) - 1)
+
+    def _render_prompt(self, prompt: ChatPrompt, messages: Sequence[Mapping[str, Any]]) -> chat.RenderedChat:
+        """Render messages. If that fails, give those with only tool calls an empty content, as Qwen 3 needs it."""
+        try:
+            return super()._render_prompt(prompt, messages)
+        except InvalidRequestError:
+            is_call = [bool(m.get("tool_calls")) and m.get("content") is None for m in messages]
+            if not any(is_call):
+                raise
+        messages = [{**m, "content": ""} if call else m for m, call in zip(messages, is_call, strict=True)]
+        return super()._render_prompt(prompt, messages)
 
     def encode_chat(self, chat: chat.RenderedChat) -> list[int]:
         """Return the token ids of rendered messages, in whose text special tokens are text: see `ClientText`."""
