@@ -17,7 +17,7 @@ import httpx
 import hypothesis
 import pytest
 
-from minisgl.utils.lazy import LazyModule
+from minisgl.plugins.external.lazy import LazyModule
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 hypothesis.settings.register_profile("minisgl", deadline=None)

@@ -1,4 +1,4 @@
-"""How one plugin is found, imported, registered and asked for its parts. `PluginManager` keeps the plugins.
+"""How one plugin is imported, registered and asked for its parts. `PluginManager` keeps the plugins.
 
 Every error is a `ConfigError` that says what was given, what is wrong with it, and what to do.
 """
@@ -6,7 +6,6 @@ Every error is a `ConfigError` that says what was given, what is wrong with it, 
 from __future__ import annotations
 
 import difflib
-import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -14,8 +13,7 @@ import inspect
 import logging
 import pkgutil
 import re
-import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -25,7 +23,6 @@ import pluggy
 
 from minisgl import hooks
 from minisgl.config import ConfigError
-from minisgl.plugin_manager.failures import ends_silently, mark, named
 
 HOOKS = tuple(name for name in vars(hooks) if name.startswith("minisgl_"))
 HOOKIMPL_ATTRIBUTE = f"{hooks.PROJECT}_impl"
@@ -49,73 +46,12 @@ def submodules(package: str) -> list[str]:
     return sorted(found.name for found in pkgutil.iter_modules((spec and spec.submodule_search_locations) or []))
 
 
-def find_file(word: str) -> Path:
-    """Return the absolute path of the file that ``plugins=word`` names. Raise `ConfigError` if it is not a file."""
-    path = Path(word).expanduser()
-    if path.is_dir():
-        files = ", ".join(sorted(p.name for p in path.glob("*.py"))[:5])
-        raise ConfigError(f"plugins={word} is a folder. Name a file in it{files and ': ' + files}.")
-    if not path.is_file():
-        beside = path.parent if path.parent.is_dir() else Path()
-        guess = near(path.name, [p.name for p in beside.glob("*.py")])
-        raise ConfigError(f"plugins={word}: there is no such file (looked in {beside.resolve()}){guess}")
-    return path.resolve()
-
-
-def import_file(path: Path, word: str) -> ModuleType:
-    """Import a file as a module. ``word`` is the file as the user wrote it, for errors. Raise `ConfigError`.
-
-    The module's name depends only on the file's path, so the plugin's classes have the same names in every process.
-    """
-    stem = re.sub(r"\W", "_", path.stem)
-    name = f"minisgl_plugin_{stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"plugins={word} is not a Python file: its name must end in .py.")
-    module = importlib.util.module_from_spec(spec)
-    module.__dict__["__sha256__"] = hashlib.sha256(path.read_bytes()).hexdigest()
-    mark(module, str(path))
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException as error:
-        del sys.modules[name]
-        if isinstance(error, Exception) or ends_silently(error):
-            raise ConfigError(f"plugins={word}: {_import_failure(error, path)}") from error
-        raise
-    return module
-
-
 def import_module(name: str, label: str) -> ModuleType:
     """Import the module ``name``. ``label`` says in an error where the name was given. Raise `ConfigError`."""
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and (name == error.name or name.startswith(error.name + ".")):
-            raise ConfigError(
-                f"{label}: there is no module {name!r}. Give the path of a Python file (my_plugin.py), or the name of "
-                "an installed module."
-            ) from error
+    except ImportError as error:
         raise ConfigError(f"{label}: {missing_package(error)}") from error
-    except BaseException as error:
-        if not isinstance(error, Exception) and not ends_silently(error):
-            raise
-        spec = importlib.util.find_spec(name)
-        raise ConfigError(f"{label}: {_import_failure(error, Path((spec and spec.origin) or name))}") from error
-
-
-def _import_failure(error: BaseException, path: Path) -> str:
-    if isinstance(error, SyntaxError):
-        return f"line {error.lineno} is not Python: {error.msg}: {(error.text or '').strip()}"
-    line, frame = 0, error.__traceback__
-    while frame is not None:
-        if frame.tb_frame.f_code.co_filename == str(path):
-            line = frame.tb_lineno
-        frame = frame.tb_next
-    what = missing_package(error) if isinstance(error, ImportError) else named(error)
-    return f"importing it failed at line {line}: {what}"
 
 
 def missing_package(error: ImportError) -> str:
@@ -189,12 +125,17 @@ class Plugin:
 class Registrar:
     """Registers plugins and builds their parts, as they are.
 
-    For plugins that are not built in, ``plugins/external`` has a registrar that also checks them, with advice on each
-    mistake, counts their calls, and accepts plugins for minisgl 0.2. ``label`` names the plugin or the part in errors.
+    For plugins that are not built in, ``plugins/external`` has a registrar that loads them, checks them, with advice on
+    each mistake, counts their calls, and accepts plugins for minisgl 0.2. ``label`` names the plugin or the part in
+    errors.
     """
 
     def __init__(self, manager: pluggy.PluginManager):
         self.pluggy = manager
+
+    def load(self, word: str | importlib.metadata.EntryPoint, loaded: Sequence[Plugin]) -> tuple[ModuleType, str]:
+        """Import a plugin that is not built in. Return its module, and its source. Raise `ConfigError`."""
+        raise ConfigError(f"plugins={word}: there is no folder plugins/external, so only built-in plugins can be used.")
 
     def objects(self, module: ModuleType, label: str) -> list[object]:
         """Return an object of each class of a plugin that has hooks as methods."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import logging
-import os
 import sys
 import threading
 from collections.abc import Sequence
@@ -28,16 +27,13 @@ from minisgl.plugin_manager.discovery import (
     Plugin,
     Registrar,
     exists,
-    find_file,
     has_hooks,
-    import_file,
     import_module,
     missing_package,
     near,
     submodules,
 )
 from minisgl.plugin_manager.failures import PluginError, described, mark
-from minisgl.utils.lazy import lazy
 
 if TYPE_CHECKING:
     from minisgl.core import EngineSpec
@@ -110,12 +106,9 @@ class PluginManager:
         loads torch only at its first use.
         """
         manager = cls(light=light)
-        if light:
-            lazy("torch")
-        for entry in importlib.metadata.entry_points(group=hooks.PROJECT):
-            origin = f"{entry.name} (installed by {entry.dist.name if entry.dist else 'an unknown package'})"
-            manager._add(import_module(entry.module, origin), "entry point")
-        for word in plugins:
+        if light and exists(lazy := f"{BUILT_IN}.external.lazy"):
+            import_module(lazy, lazy).lazy("torch")
+        for word in (*importlib.metadata.entry_points(group=hooks.PROJECT), *plugins):
             manager.add(word)
         return manager
 
@@ -158,34 +151,24 @@ class PluginManager:
         """Pluggy's hook relay: ``manager.hook.minisgl_request_added(req=…, now=…)`` calls that hook of all plugins."""
         return self._manager.hook
 
-    def add(self, word: str) -> Plugin:
-        """Load a plugin from a file path or a module name, and return it.
+    def add(self, word: str | importlib.metadata.EntryPoint) -> Plugin:
+        """Load a plugin that is not built in, from a file path, a module name or an entry point, and return it.
 
         A file that is loaded already is not loaded again. Raise `ConfigError` if the plugin can't be loaded.
         """
-        if not word or not isinstance(word, str):
-            raise ConfigError(f"plugins={word!r}: write the path of a Python file, or the name of a module.")
-        if word.endswith(".py") or os.sep in word or Path(word).is_file():
-            path = find_file(word)
-            for plugin in self.plugins:
-                if plugin.path == path:
-                    self._remember(str(path), plugin)
-                    return plugin
-            module = import_file(path, word)
-            try:
-                plugin = self._add(module, "file", word)
-            except ConfigError:
+        self._use_external()
+        module, source = self._registrar.load(word, self.plugins)
+        label = word if isinstance(word, str) else ""
+        try:
+            plugin = self._add(module, source, label)
+        except ConfigError:
+            if source == "file":
                 del sys.modules[module.__name__]  # so that a later `add` reads the corrected file
-                raise
-            self._remember(str(path), plugin)
-        else:
-            plugin = self._add(import_module(word, f"plugins={word}"), "module", word)
-            self._remember(word, plugin)
+            raise
+        name = str(plugin.path) if source == "file" else label
+        if name not in self.user_plugins and plugin.source in ("file", "module"):
+            self.user_plugins.append(name)
         return plugin
-
-    def _remember(self, word: str, plugin: Plugin) -> None:
-        if word not in self.user_plugins and plugin.source in ("file", "module"):
-            self.user_plugins.append(word)
 
     def _add(self, module: ModuleType, source: str, label: str = "") -> Plugin:
         name = label or module.__name__

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import inspect
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
+from importlib.metadata import EntryPoint
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +21,7 @@ from minisgl.config import GROUPS, ConfigError
 from minisgl.plugin_manager.discovery import HOOKIMPL_ATTRIBUTE, HOOKS, Plugin, Registrar, hook_classes, near, taken
 from minisgl.plugin_manager.failures import ends_silently, named
 from minisgl.plugins.external.call_counts import Calls, count_calls, count_method_calls, counting_subclass
+from minisgl.plugins.external.loading import load
 from minisgl.plugins.external.metrics_text import checking_metrics
 from minisgl.plugins.external.parts import PARTS
 from minisgl.plugins.external.printing import print_build, print_hooks
@@ -42,6 +44,10 @@ class CheckingRegistrar(Registrar):
         self._calls: dict[str, tuple[Plugin, Calls]] = {}  # by the name of the plugin's module
         if hooks.printed():
             print_hooks(manager)
+
+    def load(self, word: str | EntryPoint, loaded: Sequence[Plugin]) -> tuple[ModuleType, str]:
+        """Import the file or module."""
+        return load(word, loaded)
 
     def objects(self, module: ModuleType, label: str) -> list[object]:
         """Raise `ConfigError` if a constructor needs arguments, or fails."""

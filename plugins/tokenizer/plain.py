@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Plain:
-    """tokenizer.json as it is, and chats without checks: what the chat template drops, the model does not see."""
+    """tokenizer.json as it is, and chats without checks: what the chat template drops, the model does not see.
+
+    Messages with the text of a special token are refused, unless they are parsed.
+    """
 
     def build(self, path: Path, parse_special_tokens: bool) -> Tokenizer | None:
         from minisgl.tokenizer.tokenizer import Tokenizer

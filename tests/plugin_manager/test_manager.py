@@ -248,16 +248,14 @@ def test_build_make_name_of(mine: Path) -> None:
         manager.make("cash", "mine")
 
 
-def test_without_the_checks(mine: Path, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without `plugins/external`, plugins that are not built in work, uncounted, and pluggy refuses wrong arguments."""
+def test_without_external(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without `plugins/external`, there are only the built-in plugins, and others are refused."""
     monkeypatch.setattr(manager_module, "exists", lambda name: "plugins.external" not in name and exists(name))
-    manager = PluginManager.load([str(mine)])
-    assert manager.build("cache", manager.make("cache", "mine"), page_size=4) == ("mine", 4, 10_000)
-    manager.hook.minisgl_request_added(req=None, now=0.0)
-    assert manager.metrics() == ["added 1\n"]
+    manager = PluginManager.load(light=True)
+    assert manager.make("cache", "naive")
     assert manager.call_counts() == []
-    with pytest.raises(ConfigError, match="not be found in the hookspec"):
-        manager.add(str(write("@hookimpl\ndef minisgl_pages_evicted(page): ...", "wrong.py")))
+    with pytest.raises(ConfigError, match=r"plugins=.*no folder plugins/external"):
+        manager.add(str(mine))
 
 
 def test_build_builds_another_part(write: Write) -> None:

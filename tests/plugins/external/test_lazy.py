@@ -18,7 +18,7 @@ def test_inspection_does_not_load() -> None:
     """Functions of ``inspect``, and others that examine a lazy module, do not load it."""
     code = """
         import inspect, sys
-        from minisgl.utils.lazy import lazy
+        from minisgl.plugins.external.lazy import lazy
         assert lazy("torch") and lazy("torch")
         import torch
         inspect.isroutine(torch); isinstance(torch, type); hasattr(torch, "__wrapped__"); repr(torch); dir(torch)
@@ -40,7 +40,7 @@ def test_inspection_does_not_load() -> None:
 def test_first_use_loads_once(use: str) -> None:
     code = f"""
         import sys
-        from minisgl.utils.lazy import LazyModule, lazy
+        from minisgl.plugins.external.lazy import LazyModule, lazy
         lazy("torch")
         {use}
         import torch
@@ -55,7 +55,7 @@ def test_first_use_loads_once(use: str) -> None:
 
 def test_package_not_installed() -> None:
     code = """
-        from minisgl.utils.lazy import lazy
+        from minisgl.plugins.external.lazy import lazy
         print(lazy("no_such_package"))
         try:
             import no_such_package
