@@ -25,7 +25,8 @@ from minisgl import hookimpl
 from minisgl.config import Config
 from minisgl.core import Finished, SamplingParams
 from minisgl.message import Prompt, TokenizeRequest, TokensPrompt, pack_ids, unpack_ids
-from minisgl.server.app import Api, Chat
+from minisgl.server.answer import Chat
+from minisgl.server.app import Api
 from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension
 from minisgl.server.generate import Choice, Json, ResponseBuilder, respond_json

@@ -35,7 +35,8 @@ class CpuDecoderLayers(DecoderLayers):
         """Compute all layers: see `DecoderLayers.forward`."""
         if logits_indices is None and self.serves(x):
             assert self.product is not None
-            return cpp.forward(self.product.function, x, cos_sin, out_cache_loc, self[0].self_attn.ctx.attention)
+            first: Any = self[0]
+            return cpp.forward(self.product.function, x, cos_sin, out_cache_loc, first.self_attn.ctx.attention)
         return super().forward(x, cos_sin, out_cache_loc, logits_indices)
 
     def serves(self, x: Tensor) -> bool:
@@ -49,7 +50,8 @@ class CpuDecoderLayers(DecoderLayers):
         if ctx is None or planned_in_cpp(ctx.attention) is None:
             return False
         if self.pool is not ctx.pool:
-            self.pool, layers = ctx.pool, list(self)
+            layers: list[Any] = list(self)
+            self.pool = ctx.pool
             usual = ctx.pool.dtype == x.dtype and all(_is_usual(layer, x) for layer in layers)
             uniform = usual and len({_sizes(layer) for layer in layers}) == 1
             self.product = cpp.make(layers, ctx.pool) if uniform else None

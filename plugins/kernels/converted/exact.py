@@ -234,7 +234,7 @@ class ExactMoE:
 
 def convert_experts(layer: Any, name: str) -> None:
     """Convert an MoE layer (`minisgl.plugins.models.experts.MoELayer`) whose experts ``moe=torch`` has loaded."""
-    weights = getattr(layer.experts, "gate_up", None), getattr(layer.experts, "down", None)
+    weights: list[Any] = [getattr(layer.experts, name, None) for name in ("gate_up", "down")]
     if not all(isinstance(weight, Tensor) and weight.dim() == 3 for weight in weights):
         raise ConfigError(
             "exact=true computes the experts itself, from the weights that moe=torch has loaded: use moe=torch."
@@ -283,9 +283,9 @@ class FixedOrderKernels(Kernels):
             ):
                 raise ConfigError(f"exact=true does not know the order of sums of {kind.__name__} ({name}).")
             elif kind in (ExactColParallelMerged, ExactQKVMerged):
-                module.product = Product(module.weight, name)  # type: ignore[arg-type, assignment]
+                module.product = Product(module.weight, name)
             elif kind is ExactLMHead:
-                module.rows_product = Product(module.weight, name)  # type: ignore[arg-type, assignment]
+                module.rows_product = Product(module.weight, name)
             elif isinstance(module, ExactRowParallel):
                 module.products = two_halves(module.weight, module.comm.size, name)
             elif isinstance(module, ExactMLP) and module.act_name != "silu":
