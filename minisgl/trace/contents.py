@@ -18,6 +18,8 @@ from minisgl.trace.state import InFlightStep, Request, State
 __all__ = ["Contents"]
 
 _EMPTY = 0
+_UNKNOWN = 2
+"""Content of a position that was written before the trace began."""
 _DRAFT = 1
 """Content of a position behind the accepted tokens of a step of several rounds: its draft is not known."""
 
@@ -64,7 +66,12 @@ class Contents:
 
     def apply(self, event: ev.Line, state: State) -> None:
         """Record admissions and evictions. ``state`` is the state after the event."""
-        if isinstance(event, ev.Admit):
+        if isinstance(event, ev.Now):
+            self._kv[:] = _UNKNOWN
+            self._cached = {page: (_UNKNOWN, -1) for _, pages, _, _ in event.tree for page in pages}
+            for req in state.running.values():
+                self._admissions[req.admission_order] = _TokenHashes(req.token_ids, req.added.cache_salt)
+        elif isinstance(event, ev.Admit):
             req = state.all_requests[event.uid]
             self._admissions[req.admission_order] = _TokenHashes(req.token_ids, req.added.cache_salt)
         elif isinstance(event, ev.Evict):
@@ -88,7 +95,7 @@ class Contents:
         hashes = self._hashes(req)
         for i, page in enumerate(pages, start):
             cached = self._cached.get(page)
-            if cached is None or cached[0] != hashes[(i + 1) * self.size - 1]:
+            if cached is None or cached[0] not in (_UNKNOWN, hashes[(i + 1) * self.size - 1]):
                 return i, page, "unknown KV" if cached is None else f"the prefix of request {cached[1]}"
         return None
 
@@ -110,14 +117,16 @@ class Contents:
             )
         )
         for uid, admission_order, pages, start, _ in rows:
-            if not start:
+            if not start or admission_order < 0:
                 continue
             own = self._admissions[admission_order].hashes[:start]
             read = self._kv[pages[: -(-start // self.size)]].reshape(-1)[:start]
-            for position in np.flatnonzero(read != own)[:1]:
+            for position in np.flatnonzero((read != own) & (read != _UNKNOWN))[:1]:
                 content = "KV that was never written" if read[position] == 0 else "the KV of another prefix"
                 return uid, int(pages[position // self.size]), int(position), content
         for i, (_, admission_order, pages, start, count) in enumerate(rows):
+            if admission_order < 0:  # of a request that had ended or had been retracted when the trace began
+                continue
             tokens, positions = self._admissions[admission_order], np.arange(start, start + count)
             run = event.run(i, bool(batch.num_sampled_tokens[i]))
             verified = i - batch.num_decode

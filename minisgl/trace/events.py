@@ -31,6 +31,7 @@ class Header(Event, kw_only=True):
     """First line of a trace.
 
     ``spec`` has the fields of `EngineSpec`. ``plugins`` lists the files that the option ``plugins=`` named.
+    ``hidden_tokens``: all token ids were replaced by 0, as the live view does without ``live.text``.
     """
 
     version: int
@@ -38,6 +39,7 @@ class Header(Event, kw_only=True):
     spec: dict[str, int]
     options: dict[str, Any]
     plugins: list[dict[str, str]] = []
+    hidden_tokens: bool = False
     step: int = 0
 
 
@@ -204,12 +206,81 @@ class Finish(Event):
     error: str = ""
 
 
+class OpenRequest(msgspec.Struct, gc=False):
+    """A request that is open at the moment of `Now`."""
+
+    uid: int
+    arrival: int
+    """The number of requests that came before."""
+    added: int
+    """``step`` of its `Add`."""
+    t: float
+    """Time of its arrival."""
+    prompt: int
+    """Number of prompt tokens."""
+    output: int
+    """Number of output tokens so far."""
+    max: int
+    """``max_tokens``"""
+    priority: int
+    queued: int
+    """The step for which it began to wait."""
+    row: int
+    """Row in the request pool, or -1 while it waits."""
+    order: int
+    """The number of admissions before its own, or -1 while it waits."""
+    prefill: int
+    """Length in tokens when it was admitted last."""
+    computed: int
+    """Positions whose KV is cached or computed by launched steps."""
+    cached: list[int]
+    """Pages of the prefix that is locked for it."""
+    hit: int
+    """Tokens that it found in the cache at its first admission, or -1 before."""
+    admitted: float
+    """Time of its first admission, or 0."""
+    first: float
+    """Time of its first token, or 0."""
+    retractions: int
+    table: list[int]
+    """Its pages, in order."""
+    salt: str | None = None
+    """Its ``cache_salt``, or a name for it."""
+
+
+class Now(Event, kw_only=True):
+    """The state with which a trace begins if its recorder came after the first request. ``step`` is the next step.
+
+    ``read`` is the last step whose result was read, ``added`` and ``admitted`` are the numbers of requests and of
+    admissions so far. ``owner`` and ``refs`` are run-length encoded, [value, count]: the owner of each page, and the
+    number of requests for which it is locked. A node of ``tree`` is [index of its parent or -1, pages, users, step of
+    its last use]; a node comes before its children. ``retiring`` and ``unlocks`` are [step whose result must be read
+    before, pages]. Without ``hidden_tokens``, ``tokens`` has the token ids of cached pages, and ``ids`` those of the
+    open requests, by uid.
+    """
+
+    t: float
+    read: int
+    added: int
+    admitted: int
+    requests: list[OpenRequest]
+    owner: list[tuple[int, int]]
+    refs: list[tuple[int, int]]
+    tree: list[tuple[int, list[int], int, int]]
+    in_flight: list[Batch]
+    retiring: list[tuple[int, list[int]]]
+    unlocks: list[tuple[int, list[int]]]
+    tokens: list[tuple[int, list[int]]] = []
+    ids: dict[int, list[int]] = {}
+
+
 class End(Event):
     """The scheduler ended and closed its trace."""
 
 
 Line = (
     Header
+    | Now
     | Add
     | Match
     | Admit

@@ -57,10 +57,14 @@ def _is_file(word: str) -> bool:
 
 
 class EventMaker:
-    """An observer that makes an event of each call, and passes it to ``put``."""
+    """An observer that makes an event of each call, and passes it to ``put``.
 
-    def __init__(self, put: Callable[[ev.Event], None]):
+    Without ``checksums``, all checksums are 0: they tell token ids, and cost more than the rest of an event.
+    """
+
+    def __init__(self, put: Callable[[ev.Event], None], *, checksums: bool = True):
         self._put = put
+        self._checksum: Callable[[Step], int] = checksum if checksums else _no_checksum
         self.next_step = 0
         """The number of the next step."""
         self.num_open = 0
@@ -134,7 +138,7 @@ class EventMaker:
         self.unread[step.id] = step
         for admission in step.admissions:
             self._put(ev.Admit(step=step.id, uid=admission.uid, req_pool_idx=admission.req_pool_idx))
-        self._put(batch_event(step, list(map(attrgetter("uid"), reqs)), now))
+        self._put(batch_event(step, list(map(attrgetter("uid"), reqs)), now, self._checksum(step)))
 
     @hookimpl
     def minisgl_step_finished(self, result: StepResult, reqs: Sequence[Req | None], now: float) -> None:
@@ -143,7 +147,7 @@ class EventMaker:
                 step=result.id,
                 t=now,
                 tokens=result.tokens[:, 0].tolist(),
-                checksum=checksum(self.unread.pop(result.id)),
+                checksum=self._checksum(self.unread.pop(result.id)),
                 kept=[int(req is not None) for req in reqs] if None in reqs else None,
                 runs=None if result.tokens.shape[1] == 1 else _runs(result),
                 rounds=None if result.rounds is None else list(map(result.accepted_by_round, range(len(reqs)))),
@@ -155,11 +159,11 @@ class EventMaker:
         if self._planned:
             self._put(ev.Plan(step=self.next_step, rows=list(self._planned)))
         for step in self.unread.values():
-            self._put(ev.Unread(step=step.id, checksum=checksum(step)))
+            self._put(ev.Unread(step=step.id, checksum=self._checksum(step)))
         self._put(ev.End(step=self.next_step))
 
 
-def batch_event(step: Step, uids: list[int], now: float) -> ev.Batch:
+def batch_event(step: Step, uids: list[int], now: float, checksum: int) -> ev.Batch:
     """Return the event of the launch of a step. ``uids`` has the request of each row."""
     req_pool_indices, columns, pages = step.page_table_updates
     return ev.Batch(
@@ -172,7 +176,7 @@ def batch_event(step: Step, uids: list[int], now: float) -> ev.Batch:
         num_decode=step.num_decode,
         num_sampled_tokens=step.num_sampled_tokens.tolist(),
         page_table_updates=(req_pool_indices.tolist(), columns.tolist(), pages.tolist()),
-        checksum=checksum(step),
+        checksum=checksum,
         drafts=_drafts(step),
         rounds=step.rounds,
     )
@@ -180,6 +184,8 @@ def batch_event(step: Step, uids: list[int], now: float) -> ev.Batch:
 
 def _drafts(step: Step) -> list[list[int]]:
     """Return the draft tokens of each verification row."""
+    if not len(step.verification_rows):
+        return []
     ends = np.cumsum(step.num_scheduled_tokens)
     begins = ends - step.num_scheduled_tokens
     return [step.input_ids[begins[i] + 1 : ends[i]].tolist() for i in step.verification_rows]
@@ -188,6 +194,10 @@ def _drafts(step: Step) -> list[list[int]]:
 def _runs(result: StepResult) -> list[list[int]]:
     """Return the tokens of each row that count."""
     return [run[:n] for run, n in zip(result.tokens.tolist(), result.accepted.tolist(), strict=True)]
+
+
+def _no_checksum(step: Step) -> int:
+    return 0
 
 
 def checksum(step: Step) -> int:

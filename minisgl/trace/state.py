@@ -93,12 +93,13 @@ class State:
         self.page_table: I32 = np.full((spec.max_running_requests, columns), -1, np.int32)
         self.tree = PageTree()
         self.origin: dict[int, tuple[int, int]] = {}  # cached page -> (uid of first owner, index among its pages)
+        self.first_tokens: dict[int, list[int]] = {}  # page that was cached when the trace began -> its token ids
         self.in_flight: deque[InFlightStep] = deque()
         self.retiring: deque[tuple[int, list[int]]] = deque()  # (step whose result must be read before, pages)
         self.last_launched = self.last_read = -1
         self.failed = False  # the engine failed (no grammar did): no page becomes free any more
         self._unlocks: deque[tuple[int, list[int]]] = deque()
-        self._num_admissions = 0
+        self._num_added = self._num_admissions = 0
 
     @property
     def idle(self) -> bool:
@@ -127,13 +128,18 @@ class State:
         """Return the token ids whose KV the cached ``pages`` hold."""
         size, out = self.spec.page_size, list[int]()
         for page in pages:
-            uid, i = self.origin[page]
-            out += self.all_requests[uid].token_ids[i * size : (i + 1) * size]
+            if page in self.origin:
+                uid, i = self.origin[page]
+                out += self.all_requests[uid].token_ids[i * size : (i + 1) * size]
+            else:
+                out += self.first_tokens.get(page, [0] * size)
         return out
 
     def apply(self, event: ev.Line) -> None:
         """Apply an event: change the state accordingly."""
         match event:
+            case ev.Now():
+                self._begin(event)
             case ev.Add():
                 self._add(event)
             case ev.Match():
@@ -158,11 +164,40 @@ class State:
             case ev.Retract() | ev.Finish():
                 self._stop(event)
 
-    # ---- requests ------------------------------------------------------------------------------------
+    # ---- the beginning, and requests ------------------------------------------------------------------
+
+    def _begin(self, event: ev.Now) -> None:
+        """Begin with the state of a trace whose recorder came late. Token ids that it does not have are 0."""
+        self.__init__(self.spec)  # type: ignore[misc]
+        self._num_added, self._num_admissions = event.added, event.admitted
+        for each in event.requests:
+            ids = event.ids.get(each.uid) or [0] * (each.prompt + each.output)
+            added = ev.Add(each.added, each.uid, each.t, ids[: each.prompt], each.max, each.salt, each.priority)
+            req = Request(each.uid, each.arrival, added, ids, each.queued, each.prompt + each.max, each.row, each.order)
+            req.num_prefill_tokens, req.num_computed_tokens = each.prefill, each.computed
+            req.cached_pages, req.priority, req.last_step = list(each.cached), each.priority, event.step - 1
+            self.all_requests[each.uid] = self.requests[each.uid] = req
+            if each.row >= 0:
+                self.page_table[each.row, : len(each.table)] = each.table
+        running = [req for req in self.requests.values() if req.req_pool_idx >= 0]
+        self.running = {req.uid: req for req in sorted(running, key=lambda req: req.admission_order)}
+        self.owner[:] = np.repeat(*np.array(event.owner, np.int32).reshape(-1, 2).T)
+        self.ref_counts[:] = np.repeat(*np.array(event.refs, np.int32).reshape(-1, 2).T)
+        self.tree = PageTree.of(event.tree)
+        self.first_tokens = dict(event.tokens)
+        self.last_launched, self.last_read = event.step - 1, event.read
+        for batch in event.in_flight:
+            for uid in batch.uids:  # a request that has ended may still have a row in flight
+                gone = Request(uid, -1, ev.Add(-1, uid, 0.0, [], 0), [], -1, 0, finish_reason="gone")
+                self.all_requests.setdefault(uid, gone)
+            self._launch(batch)
+        self.retiring.extend(event.retiring)
+        self._unlocks.extend(event.unlocks)
 
     def _add(self, event: ev.Add) -> None:
         max_num_tokens = len(event.prompt_ids) + event.max_tokens
-        arrival = len(self.all_requests)
+        arrival = self._num_added
+        self._num_added += 1
         req = Request(event.uid, arrival, event, list(event.prompt_ids), event.step, max_num_tokens)
         req.priority = event.priority
         self.all_requests[event.uid] = self.requests[event.uid] = req
@@ -202,21 +237,28 @@ class State:
     def _batch(self, event: ev.Batch) -> None:
         for row, column, page in zip(*event.page_table_updates, strict=True):  # in order: the last write wins
             self.page_table[row, column] = page
-        size = self.spec.page_size
-        rows = list(
-            zip(event.uids, event.req_pool_indices, event.num_computed_tokens, event.num_scheduled_tokens, strict=True)
-        )
-        pages = [
-            self.page_table[idx, : -(-(start + event.rounds * count) // size)].copy() for _, idx, start, count in rows
-        ]
-        admission_orders = [self.all_requests[uid].admission_order for uid in event.uids]
-        self.in_flight.append(InFlightStep(event, admission_orders, pages))
+        self._launch(event)
         self.last_launched = event.step
         verify = range(event.num_decode, event.num_decode + len(event.drafts))
-        for i, (uid, _, start, count) in enumerate(rows):
+        rows = zip(event.uids, event.num_computed_tokens, event.num_scheduled_tokens, strict=True)
+        for i, (uid, start, count) in enumerate(rows):
             req = self.all_requests[uid]
             # The positions of drafts count once the result says that the drafts were accepted.
             req.num_computed_tokens, req.last_step = start + (1 if i in verify else count), event.step
+
+    def _launch(self, event: ev.Batch) -> None:
+        """Add a step to those in flight."""
+        size, pages = self.spec.page_size, list[I32]()
+        for idx, start, count in zip(
+            event.req_pool_indices, event.num_computed_tokens, event.num_scheduled_tokens, strict=True
+        ):
+            pages.append(self.page_table[idx, : -(-(start + event.rounds * count) // size)].copy())
+        reqs = [self.all_requests[uid] for uid in event.uids]
+        orders = [
+            req.admission_order if req.req_pool_idx == idx else -1
+            for req, idx in zip(reqs, event.req_pool_indices, strict=True)
+        ]
+        self.in_flight.append(InFlightStep(event, orders, pages))
 
     def _done(self, event: ev.Done) -> None:
         step = self.in_flight.popleft()

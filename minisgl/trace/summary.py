@@ -53,6 +53,7 @@ def summarize(trace: Trace) -> Summary:
     s = Summary()
     added: dict[int, float] = {}  # uid -> time of its arrival
     latest: dict[int, float] = {}  # uid -> time of its last token
+    begun: set[int] = set()  # requests that had a token before the trace began: its time is not known
     for turn, state in turns(trace):
         s.steps += 1
         s.max_rows = max(s.max_rows, len(turn.rows))
@@ -62,6 +63,9 @@ def summarize(trace: Trace) -> Summary:
         s.splits = state.tree.splits
         for event in turn.events:
             match event:
+                case ev.Now():
+                    added |= {req.uid: req.t for req in event.requests}
+                    begun |= {req.uid for req in event.requests if req.output}
                 case ev.Add():
                     added[event.uid] = event.t
                     s.requests += 1
@@ -75,7 +79,7 @@ def summarize(trace: Trace) -> Summary:
                     s.evicted_pages += len(event.pages)
                 case ev.Match():
                     s.cached_tokens += len(event.pages) * trace.spec.page_size
-                    if event.uid in added and event.uid not in latest:
+                    if event.uid in added and event.uid not in latest and event.uid not in begun:
                         s.queue_times.append(turn.t - added[event.uid])
         for row in turn.rows:
             if not row.kept:
@@ -87,7 +91,7 @@ def summarize(trace: Trace) -> Summary:
                     s.accepted_draft_tokens += row.num_tokens - row.rounds
                 if row.uid in latest:
                     s.inter_token_latencies.append(turn.read_at - latest[row.uid])
-                else:
+                elif row.uid not in begun:
                     s.first_token_times.append(turn.read_at - added[row.uid])
                 s.inter_token_latencies += [0.0] * (row.num_tokens - 1)
                 latest[row.uid] = turn.read_at

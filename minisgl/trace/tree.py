@@ -6,7 +6,7 @@ equal those of that cache exactly. For another cache, it is the tree of the cach
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = ["Node", "PageTree"]
 
@@ -39,6 +39,21 @@ class PageTree:
         self.node_of: dict[int, Node] = {}  # cached page -> its node
         self.splits = 0
         self._clock = 0
+
+    @classmethod
+    def of(cls, nodes: Iterable[tuple[int, list[int], int, int]]) -> PageTree:
+        """Return the tree of `minisgl.trace.events.Now`."""
+        tree, made = cls(), list[Node]()
+        for parent, pages, users, step in nodes:
+            node = Node(tree.root if parent < 0 else made[parent], list(pages))
+            assert node.parent is not None
+            node.parent.children.append(node)
+            node.users, node.step = users, step
+            made.append(node)
+            tree.node_of.update(dict.fromkeys(pages, node))
+        for stamp, node in enumerate(sorted(made, key=lambda node: node.step), 1):
+            node.stamp = tree._clock = stamp
+        return tree
 
     def path(self, page: int | None) -> list[int]:
         """Return the pages of the prefix that ends with ``page``, in order."""

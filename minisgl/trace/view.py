@@ -73,7 +73,10 @@ def run_data(trace: Trace, text: Text | None = None) -> dict[str, Any]:
     splits = 0
     for turn, state in turns(trace):
         for event in turn.events:
-            if isinstance(event, ev.Add):
+            if isinstance(event, ev.Now):
+                for req in event.requests:
+                    requests[req.uid] = {"prompt": req.prompt, "most": req.max, "added": req.added}
+            elif isinstance(event, ev.Add):
                 requests[event.uid] = {"prompt": len(event.prompt_ids), "most": event.max_tokens, "added": event.step}
             elif isinstance(event, ev.Finish):
                 requests[event.uid] |= {"ended": event.step, "reason": event.finish_reason}

@@ -12,9 +12,8 @@ proposer depended on. If such a thing mattered, the repetition differs from the 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pluggy
@@ -31,35 +30,15 @@ from minisgl.scheduler.waiting_queue import WaitingQueue
 from minisgl.trace import events as ev
 from minisgl.trace.read import Trace, TraceError
 from minisgl.trace.record import EventMaker
+from minisgl.trace.recorded import Recorded, options_of, requests_of
 
 __all__ = ["Future", "what_if"]
 
-CARRIED = ("page_size", "max_running_requests", "max_prefill_tokens", "overlap", "starvation_steps", "seed")
-"""The options of the record that the repetition uses, beside the groups `PARTS`."""
-PARTS = ("cache", "scheduler")
 IN_PLACE = ("scheduler", "max_prefill_tokens", "overlap", "starvation_steps")
 """Options that a scheduler can change while it runs. All others begin with an empty pool: open requests run again."""
+LAST_UID = 2**31 - 1
+"""The uid of the requests that fill the cache of a record that begins later than its run."""
 SIZES = ("page_size", "num_pages", "max_running_requests", "max_seq_len")
-
-
-@dataclass
-class _Recorded:
-    """A request of the record: when it came, what it gained, and how it ended."""
-
-    added: ev.Add
-    place: int
-    """The number of its first event in the record."""
-    before: tuple[int, int]
-    """The numbers of launched and of read steps when it came."""
-    output: list[int] = field(default_factory=list)
-    end: ev.Finish | None = None
-    end_place: int = 1 << 60
-    end_before: tuple[int, int] = (1 << 60, 1 << 60)
-
-    @property
-    def is_aborted(self) -> bool:
-        """Whether something outside of the scheduler ended it, or the record."""
-        return self.end is None or self.end.finish_reason in ("abort", "error")
 
 
 @dataclass
@@ -135,7 +114,7 @@ class _Engine:
 
     eos_ids: frozenset[int] = frozenset()
 
-    def __init__(self, spec: EngineSpec, recorded: dict[int, _Recorded], replay: _Replay):
+    def __init__(self, spec: EngineSpec, recorded: dict[int, Recorded], replay: _Replay):
         self.spec, self._recorded, self._replay = spec, recorded, replay
         self.stop_id = spec.vocab_size
         self._uids: dict[int, int] = {}
@@ -148,10 +127,10 @@ class _Engine:
         for i in np.flatnonzero(step.num_sampled_tokens).tolist():
             uid = self._uids[int(step.req_pool_indices[i])]
             end = int(step.num_computed_tokens[i] + step.num_scheduled_tokens[i])
-            tokens[i, 0] = self._token(self._recorded[uid], end)
+            tokens[i, 0] = self._token(self._recorded[uid], end) if uid != LAST_UID else 0
         self._results.append(StepResult(step.id, tokens, step.num_sampled_tokens.copy()))
 
-    def _token(self, recorded: _Recorded, position: int) -> int:
+    def _token(self, recorded: Recorded, position: int) -> int:
         index = position - len(recorded.added.prompt_ids)
         if index >= len(recorded.output):
             return 0
@@ -173,30 +152,67 @@ class _Engine:
 class _Replay:
     def __init__(self, trace: Trace, at: int, overrides: Sequence[str]):
         self.trace, self.at, self.overrides = trace, at, list(overrides)
-        self.recorded = _requests(trace)
+        if trace.header.hidden_tokens:
+            raise TraceError(f"{trace.name} has no token ids, so the cache can't be repeated (live.text, trace=FILE).")
+        start = trace.events[0] if trace.events and isinstance(trace.events[0], ev.Now) else None
+        if start is not None and (start.requests or start.in_flight):
+            raise TraceError(
+                f"{trace.name} begins in step {start.step}, while {len(start.requests)} requests were open."
+            )
+        first = 0 if start is None else start.step
+        self.recorded = requests_of(trace, first)
         self.batches = {event.step: event for event in trace if isinstance(event, ev.Batch)}
-        if not 0 <= at <= len(self.batches):
-            raise TraceError(f"--at {at}: {trace.name} has the steps 0 to {len(self.batches) - 1}.")
+        self.end = first + len(self.batches)
+        if not first <= at <= self.end:
+            raise TraceError(f"--at {at}: {trace.name} has the steps {first} to {self.end - 1}.")
         self.times, self.clock = _Times(trace), _Clock()
         chosen = {word.partition("=")[0] for word in self.overrides}
         self.manager = PluginManager.load()
-        self.config = compose(self.manager, _words(trace))
-        self.new_config = compose(self.manager, [*_words(trace, chosen), *self.overrides])
+        self.config = compose(self.manager, options_of(trace))
+        self.new_config = compose(self.manager, [*options_of(trace, chosen), *self.overrides])
         self.future = Future(trace.spec, at, [])
         self._waiting = sorted(self.recorded.values(), key=lambda each: each.place)
-        self._open: dict[int, _Recorded] = {}
-        self._num_read = 0
+        self._open: dict[int, Recorded] = {}
+        self._num_read = first
         self._ends: dict[int, float] = {}  # launched step -> the time at which its result is there
         self._last_end = 0.0
         self._base = 0  # number of the step with which the present scheduler began
         self.scheduler = self._build(self.config, trace.spec)
+        if start is not None:
+            self._fill_cache(start)
+
+    def _fill_cache(self, start: ev.Now) -> None:
+        """Give the cache the prefixes that it had when the record began: a request computes each, in order of use.
+
+        The numbers of the pages differ from the record's, and the order of their eviction may.
+        """
+        name, tokens, size = self.trace.name, dict(start.tokens), self.trace.spec.page_size
+        paths: list[list[int]] = []
+        for parent, pages, _, _ in start.tree:
+            if not tokens.keys() >= set(pages):
+                raise TraceError(f"{name} begins in step {start.step}, and lacks the tokens of cached pages.")
+            ids = [token for page in pages for token in tokens[page]]
+            paths.append([*(paths[parent] if parent >= 0 else ()), *ids])
+        most = (self.trace.spec.max_seq_len - 1) // size * size
+        for i in sorted(range(len(paths)), key=lambda i: start.tree[i][3]):
+            params = SamplingParams(max_tokens=1, ignore_eos=True)
+            self.scheduler.add_request(LAST_UID, paths[i][:most], params)
+            while self.scheduler.has_work:
+                self.scheduler.step()
+        self.future.events.clear()
+        self._ends.clear()
+        self._last_end = self.clock.now = 0.0
+        self.future.departs = self.future.misses = None
+        self.scheduler.next_step_id = self._maker.next_step = start.step
+        self._num_read = start.step
 
     def _build(self, config: Config, spec: EngineSpec) -> Scheduler:
         self.engine = _Engine(spec, self.recorded, self)
         scheduler = build_scheduler(config, self.manager, self.engine, self.clock)
         hooked = pluggy.PluginManager(hooks.PROJECT)
         hooked.add_hookspecs(hooks)
-        hooked.register(EventMaker(self._take))
+        self._maker = EventMaker(self._take)
+        hooked.register(self._maker)
         observer = HookObserver(hooked.hook)
         for name in EVENTS:  # the parts of the scheduler share one observer
             setattr(scheduler.events, name, getattr(observer, name))
@@ -241,7 +257,7 @@ class _Replay:
     def run(self) -> Future:
         changed = False
         for _ in range(20 * len(self.batches) + 100_000):
-            if not changed and self.scheduler.next_step_id >= self.at:
+            if not changed and self._base + self.scheduler.next_step_id >= self.at:
                 self._change()
                 changed = True
             self._deliver()
@@ -252,7 +268,7 @@ class _Replay:
                 self._add(self._waiting.pop(0))
             else:
                 break
-        if self._follows and len(self.batches) > self._base + self.scheduler.next_step_id:
+        if self._follows and self.end > self._base + self.scheduler.next_step_id:
             self.future.departs = self._base + self.scheduler.next_step_id
         return self.future
 
@@ -271,12 +287,12 @@ class _Replay:
             else:
                 return
 
-    def _is_due(self, each: _Recorded, counts: tuple[int, int]) -> bool:
+    def _is_due(self, each: Recorded, counts: tuple[int, int]) -> bool:
         if self._follows:
             return each.before[0] <= counts[0] and each.before[1] <= counts[1]
         return each.added.t <= self.clock.now
 
-    def _is_given_up(self, each: _Recorded, counts: tuple[int, int]) -> bool:
+    def _is_given_up(self, each: Recorded, counts: tuple[int, int]) -> bool:
         """Whether a client gave a request up: at the recorded moment, and later with as many tokens as it then had."""
         if not each.is_aborted or each.added.uid not in self.scheduler.requests:
             return False
@@ -287,7 +303,7 @@ class _Replay:
             return gained >= max(len(each.output), 1)
         return each.end.t <= self.clock.now
 
-    def _add(self, each: _Recorded) -> None:
+    def _add(self, each: Recorded) -> None:
         added = each.added
         self.clock.now = added.t if self._follows else max(self.clock.now, added.t)
         params = SamplingParams(
@@ -334,56 +350,6 @@ class _Replay:
             scheduler.waiting.add(req)
         scheduler.planner.policy = policy
         scheduler.planner.uses_priority = getattr(policy, "uses_priority", False)
-
-
-def _requests(trace: Trace) -> dict[int, _Recorded]:
-    """Return the requests of a record by uid. Raise `TraceError` for a record that can't be repeated."""
-    found: dict[int, _Recorded] = {}
-    batches: deque[ev.Batch] = deque()
-    launched = read = 0
-    for place, event in enumerate(trace):
-        match event:
-            case ev.Add():
-                if event.uid in found:
-                    raise TraceError(f"{trace.name} uses the uid {event.uid} twice: its run can't be repeated.")
-                found[event.uid] = _Recorded(event, place, (launched, read))
-            case ev.Batch():
-                if event.drafts:
-                    raise TraceError(
-                        f"{trace.name} has draft tokens, and not what its proposer knew: leave out speculation."
-                    )
-                launched += 1
-                batches.append(event)
-            case ev.Done():
-                read += 1
-                for uid, token, gained in zip(batches.popleft().uids, event.tokens, event.gained, strict=True):
-                    if gained:
-                        found[uid].output.append(token)
-            case ev.Finish():
-                ended = found[event.uid]
-                ended.end, ended.end_place, ended.end_before = event, place, (launched, read)
-    return found
-
-
-def _words(trace: Trace, chosen: Collection[str] = ()) -> list[str]:
-    """Return the options of a record, as on the command line, without the parts of the groups ``chosen``."""
-    options = trace.header.options
-    words = [f"plugins=[{','.join(each['path'] for each in trace.header.plugins)}]"] if trace.header.plugins else []
-    words += [f"{name}={_word(options[name])}" for name in CARRIED if name in options]
-    words += [f"num_pages={trace.spec.num_pages}"]
-    for group in PARTS:
-        if group in chosen:
-            continue
-        part = dict(options.get(group) or {})
-        if not part:
-            raise TraceError(f"{trace.name} does not say which {group} it had: its run can't be repeated.")
-        words.append(f"{group}={part.pop('type')}")
-        words += [f"{group}.{name}={_word(value)}" for name, value in part.items()]
-    return words
-
-
-def _word(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _rows(batch: ev.Batch) -> list[tuple[int, int, int]]:

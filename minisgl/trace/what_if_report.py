@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rich.console import Console
@@ -11,10 +11,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from minisgl.trace import events as ev
-from minisgl.trace.read import read
-from minisgl.trace.what_if import what_if
+from minisgl.trace.read import Trace, read
+from minisgl.trace.what_if import Future, what_if
 
-__all__ = ["Measures", "compare", "measure"]
+__all__ = ["Measures", "Report", "compare", "measure", "report"]
 
 
 @dataclass
@@ -63,19 +63,23 @@ def measure(
     return m
 
 
-def compare(args: argparse.Namespace, out: Console) -> None:
-    """Print both futures, and where they part. Raise `TraceError` or `ConfigError`."""
-    trace = read(args.trace)
-    future = what_if(trace, args.at, args.overrides)
+@dataclass
+class Report:
+    """Both futures in words: ``rows`` are (what is measured, as it was, as it would be)."""
+
+    future: Future
+    rows: list[tuple[str, str, str]]
+    notes: list[str]
+
+
+def report(trace: Trace, at: int, overrides: Sequence[str]) -> Report:
+    """Compare the rest of a run from step ``at`` on with what it would be. Raise `TraceError` or `ConfigError`."""
+    future = what_if(trace, at, overrides)
     arrivals = {event.uid: event.t for event in trace if isinstance(event, ev.Add)}
-    was = measure(trace, trace.spec.page_size, args.at, arrivals)
-    first, started = (0, was.started) if future.restarted else (args.at, ())
+    was = measure(trace, trace.spec.page_size, at, arrivals)
+    first, started = (0, was.started) if future.restarted else (at, ())
     would = measure(future.events, future.spec.page_size, first, arrivals, started)
-    table = Table(box=None, pad_edge=False)
-    table.add_column(f"from step {args.at} on")
-    table.add_column("as it was", justify="right")
-    table.add_column(escape(" ".join(args.overrides) or "the same options"), justify="right")
-    for name, one, other in (
+    rows = [
         ("steps", str(was.steps), str(would.steps)),
         ("time to first token, ms: median", _ms(was.first_token_times, 0.5), _ms(would.first_token_times, 0.5)),
         ("99 %", _ms(was.first_token_times, 0.99), _ms(would.first_token_times, 0.99)),
@@ -83,22 +87,35 @@ def compare(args: argparse.Namespace, out: Console) -> None:
         ("99 %", _ms(was.gaps, 0.99), _ms(would.gaps, 0.99)),
         ("prompt tokens from the cache", _share(was), _share(would)),
         ("retractions", str(was.retractions), str(would.retractions)),
-    ):
-        table.add_row(name, one, other)
-    out.print(table)
+    ]
     if future.misses is not None:
-        out.print(
-            f"\nThe run can't be repeated from its trace: step {future.misses} differs. A trace does not say which "
-            "requests were choices of one HTTP request, or had a grammar, and policies may read the clock.",
-            style="yellow",
+        note = (
+            f"The run can't be repeated from its trace: step {future.misses} differs. A trace does not say which "
+            "requests were choices of one HTTP request, or had a grammar, and policies may read the clock."
         )
     elif future.restarted:
-        out.print(f"\nThe pool is empty at step {args.at}: the open requests are computed again.")
+        note = f"The pool is empty at step {at}: the open requests are computed again."
     elif future.departs is None:
-        out.print("\nThe steps are the same.")
+        note = "The steps are the same."
     else:
-        out.print(f"\nThe first step with other rows is step {future.departs}.")
-    out.print("Times of steps that differ from the recorded ones are estimated from these.", style="dim")
+        note = f"The first step with other rows is step {future.departs}."
+    return Report(future, rows, [note, "Times of steps that differ from the recorded ones are estimated from these."])
+
+
+def compare(args: argparse.Namespace, out: Console) -> None:
+    """Print both futures, and where they part. Raise `TraceError` or `ConfigError`."""
+    found = report(read(args.trace), args.at, args.overrides)
+    table = Table(box=None, pad_edge=False)
+    table.add_column(f"from step {args.at} on")
+    table.add_column("as it was", justify="right")
+    table.add_column(escape(" ".join(args.overrides) or "the same options"), justify="right")
+    for row in found.rows:
+        table.add_row(*row)
+    out.print(table)
+    note, *more = found.notes
+    out.print(f"\n{note}", style="yellow" if found.future.misses is not None else None)
+    for each in more:
+        out.print(each, style="dim")
 
 
 def _ms(values: list[float], share: float) -> str:
