@@ -21,6 +21,7 @@ BENCHMARKS = {
     "tiles": "the fastest tile shapes of the Triton kernels on this GPU",
     "cpu": "a small model on this CPU, beside llama.cpp and transformers",
     "abuse": "abuses of a server, and what its other clients notice of them",
+    "live": "what open pages of the live view cost a server",
     "host": "host time of a scheduling step, without a model",
 }
 

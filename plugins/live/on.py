@@ -1,17 +1,9 @@
 """`live=on`: the live view, at whatever address the server listens."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from minisgl.config import Config
-from minisgl.core import EngineSpec
-from minisgl.hooks import hookimpl
-from minisgl.plugins.live.view.options import LiveOptions
-
-if TYPE_CHECKING:
-    from minisgl.message.link import Link
+from minisgl.plugins.live.view.options import LiveOptions, hooks_of
 
 
 @dataclass
@@ -22,11 +14,4 @@ class On(LiveOptions):
         return True
 
 
-@hookimpl
-def minisgl_configs() -> Any:
-    yield "live", "on", On
-
-
-@hookimpl
-def minisgl_observer(config: Config, spec: EngineSpec, link: Link | None) -> object | None:
-    return config.live.observer(config, spec, link) if isinstance(config.live, On) else None
+minisgl_configs, minisgl_observer = hooks_of("on", On)

@@ -22,6 +22,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minisgl.message import Delta
+from minisgl.plugins.live.view.futures import Question, WhatIfBody, ask
 from minisgl.plugins.live.view.observer import TOPIC
 from minisgl.server.app import GET_OR_HEAD, Api
 from minisgl.server.errors import ApiError
@@ -40,6 +41,12 @@ LOOK_SECONDS = 0.25
 """Seconds between two looks of an idle page's connection at whether the server ends."""
 QUIET_LOOKS = 60
 """Looks without an event after which a comment is sent, so that proxies keep the connection."""
+LINGER_SECONDS = 10.0
+"""Seconds after the end of the last page for which the recording goes on: the page may only have been loaded again."""
+MAX_RECORDED = 32 << 20
+"""The largest size of the recording for a what-if, in bytes."""
+REPLY_SECONDS = 30.0
+"""Seconds in which the observer must send the token ids."""
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -69,6 +76,31 @@ class PaceBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return self
 
 
+class Recording:
+    """The observer's events since the first page was opened, as JSON lines, for a what-if."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self._size = 0
+
+    def clear(self) -> None:
+        """Forget the events: others follow a gap."""
+        self.parts, self._size = [], 0
+
+    def take(self, kind: bytes, data: bytes) -> None:
+        """Record a message of the observer: a recording begins with the state."""
+        if kind == b"l":
+            self.clear()
+        elif (kind == b"e") == bool(self.parts) and not self.is_full:
+            self.parts.append(data)
+            self._size += len(data)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it has no more room: it ends before the newest step."""
+        return self._size > MAX_RECORDED
+
+
 class Live(HttpExtension):
     """Serves the page, and passes on the observer's events. ``control``: a page may slow the server down."""
 
@@ -81,6 +113,9 @@ class Live(HttpExtension):
         self._files["live.css"] = theme(":root").encode() + self._files["live.css"]
         self._pages: set[_Page] = set()
         self._api: Api | None = None
+        self._recording = Recording()
+        self._linger: asyncio.TimerHandle | None = None
+        self._tokens: asyncio.Future[bytes] | None = None  # what a what-if waits for
 
     def wrap(self, app: ASGIApp) -> ASGIApp:
         """Answer ``GET /`` with the page if a browser asks. Other clients get what they get without it."""
@@ -130,6 +165,29 @@ class Live(HttpExtension):
             self._tell(msgspec.structs.asdict(body))
             return Json({"status": "ok"})
 
+        @router.post("/live/what-if")
+        async def what_if(request: Request) -> Response:
+            body, overrides = await api.read(request, WhatIfBody, WhatIfBody.overrides)
+            return Response(await self._ask(body.at, overrides), media_type="application/json")
+
+    async def _ask(self, at: int, overrides: list[str]) -> bytes:
+        """Return both futures of the recording from step ``at`` on, as JSON. Raise `ApiError`."""
+        if not self._control:
+            raise ApiError(403, "The pages may start no simulation on this server (live.control).", "at", "not_allowed")
+        if not self._recording.parts:
+            raise ApiError(409, "Nothing is recorded: open a page of the live view first.", "at", "no_page")
+        if self._tokens is not None:
+            raise ApiError(409, "Another simulation runs: try again when it has ended.", "at", "overloaded")
+        self._tokens = asyncio.get_running_loop().create_future()
+        try:
+            self._tell({"do": "tokens"})
+            tokens = await asyncio.wait_for(self._tokens, REPLY_SECONDS)
+            return await ask(Question(b"\n".join(self._recording.parts), tokens, at, overrides))
+        except TimeoutError:
+            raise ApiError(503, "The scheduler did not send the tokens of the recording.", code="overloaded") from None
+        finally:
+            self._tokens = None
+
     def watch(self, stream: Stream) -> Callable[[int, Delta], None] | None:
         """Tell a page the uids of its own request, which is known by its request id: the page chose that."""
         own = _OWN.fullmatch(stream.response_id) if self._pages else None
@@ -145,15 +203,25 @@ class Live(HttpExtension):
         self._api.dispatcher.tell_observer(TOPIC, msgspec.json.encode(command))
 
     def _receive(self, message: bytes) -> None:
-        """Pass on a message of the observer. Its first byte is its kind: events, the state now, or lost events."""
+        """Pass on a message of the observer. Its first byte is its kind.
+
+        The kinds are events, the state now, lost events, and token ids, which no page gets.
+        """
         first, _, data = message.partition(b"\n")
         self._tell({"do": "read", "number": int(first[1:])})
+        if first[:1] == b"t":
+            if self._tokens is not None and not self._tokens.done():
+                self._tokens.set_result(data)
+            return
+        self._recording.take(first[:1], data)
         frame = _frame(data)
         for page in self._pages:
             match first[:1]:
                 case b"n" if page.needs_state:
                     page.begin(frame)
-                case b"e" if not page.needs_state:
+                case b"e" if page.needs_state:
+                    page.miss()
+                case b"e":
                     page.put(frame)
                 case b"l":
                     page.lose()
@@ -166,14 +234,21 @@ class Live(HttpExtension):
 
     def open(self, page: _Page) -> None:
         """Add a page that was opened."""
+        if self._linger is not None:
+            self._linger.cancel()
         self._pages.add(page)
         self.ask()
 
     def shut(self, page: _Page) -> None:
-        """Remove a page that was closed. After the last one, the observer sends nothing, and the server goes on."""
+        """Remove a page that was closed. After the last one, the server goes on, and soon the observer is silent."""
         self._pages.discard(page)
         if not self._pages:
-            self._tell({"do": "unwatch"})
+            self._tell({"do": "leave"})
+            self._linger = asyncio.get_running_loop().call_later(LINGER_SECONDS, self._forget)
+
+    def _forget(self) -> None:
+        self._tell({"do": "unwatch"})
+        self._recording.clear()
 
     @property
     def ends(self) -> bool:
@@ -216,6 +291,10 @@ class _Page(Response):
             self.lose()
         else:
             self._add(frame)
+
+    def miss(self) -> None:
+        """Count a frame that a page does not get after it lost some."""
+        self._num_lost += self._num_lost > 0
 
     def lose(self) -> None:
         """Lose the frames that wait: the page needs the state before it gets others."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -48,7 +47,7 @@ class Mirror:
     def __init__(self, spec: EngineSpec):
         self.spec = spec
         self.open: dict[int, _Open] = {}
-        self.in_flight: deque[tuple[Step, list[int], float]] = deque()  # step, uids of its rows, time of its launch
+        self.in_flight: deque[tuple[Step, list[Req], float]] = deque()  # step, requests of its rows, time of its launch
         self.next_step = 0
         self._last_read = -1
         self._owner: I32 = np.full(spec.num_pages, FREE, np.int32)
@@ -56,16 +55,19 @@ class Mirror:
         columns = -(-spec.max_seq_len // spec.page_size)
         self._page_table: I32 = np.full((spec.max_running_requests, columns), -1, np.int32)
         self._tree = PageTree()
-        self._tokens: dict[int, I32] = {}  # cached page -> the token ids whose KV it holds, int32 [page_size]
+        self.tokens: dict[int, I32] = {}
+        """Cached page → the token ids whose KV it holds, int32 ``[page_size]``."""
         self._retiring: deque[tuple[int, I32]] = deque()
         self._unlocks: deque[tuple[int, list[int]]] = deque()
         self._failed = False
         self._num_added = self._num_admitted = 0
+        self._without_token: set[int] = set()  # open requests that have no token yet
 
     # ---- requests ------------------------------------------------------------------------------------
 
     def request_added(self, req: Req, now: float) -> None:
         self.open[req.uid] = _Open(req, self.next_step, now)
+        self._without_token.add(req.uid)
         self._num_added += 1
 
     def prefix_matched(self, req: Req, pages: I32, step: int) -> None:
@@ -85,6 +87,7 @@ class Mirror:
 
     def request_finished(self, req: Req, now: float) -> None:
         self._failed = self._failed or (req.finish_reason == "error" and req.error != NO_TOKEN)
+        self._without_token.discard(req.uid)
         self._unlock(self.open.pop(req.uid))
 
     def _unlock(self, entry: _Open) -> None:
@@ -103,7 +106,7 @@ class Mirror:
         listed = pages.tolist()
         self._tree.evict(listed)
         for page in listed:
-            self._tokens.pop(page, None)
+            self.tokens.pop(page, None)
 
     def pages_freed(self, step: int, pages: I32) -> None:
         self._owner[pages] = RETIRING
@@ -121,7 +124,7 @@ class Mirror:
         for i, page in enumerate(listed):
             if page in new:
                 run.append(page)
-                self._tokens[page] = tokens[i].copy()
+                self.tokens[page] = tokens[i].copy()
                 continue
             if run:
                 self._tree.insert(parent, run, step)
@@ -153,22 +156,24 @@ class Mirror:
         self._page_table[rows, columns] = pages
         for i in range(step.num_continuing, step.rows):  # prefill chunks: the rest is known from the tokens
             self.open[reqs[i].uid].num_computed_tokens = int(step.num_computed_tokens[i] + step.num_scheduled_tokens[i])
-        self.in_flight.append((step, list(map(attrgetter("uid"), reqs)), now))
+        self.in_flight.append((step, list(reqs), now))
         self.next_step = step.id + 1
 
     def step_finished(self, result: StepResult, reqs: Sequence[Req | None], now: float) -> None:
         self.in_flight.popleft()
         self._last_read = result.id
         self._free_retired()
-        for req in reqs:
-            if req is not None and req.uid in self.open and not self.open[req.uid].first_t:
-                self.open[req.uid].first_t = now
+        if self._without_token:
+            for req in reqs:
+                if req is not None and req.uid in self._without_token:
+                    self._without_token.remove(req.uid)
+                    self.open[req.uid].first_t = now
 
     # ---- the state at one moment -----------------------------------------------------------------------
 
     def batches(self) -> list[ev.Batch]:
         """Return the events of the steps in flight."""
-        return [batch_event(step, uids, now) for step, uids, now in self.in_flight]
+        return [batch_event(step, [req.uid for req in reqs], now, 0) for step, reqs, now in self.in_flight]
 
     def now(self, text: bool) -> dict[str, Any]:
         """Return the state as JSON can hold it, between two turns of the loop; with ``text``, with token ids.
@@ -197,7 +202,7 @@ class Mirror:
             "unlocks": list(self._unlocks),
         }
         if text:
-            newest = list(self._tokens.items())[-MAX_TEXT_PAGES:]
+            newest = list(self.tokens.items())[-MAX_TEXT_PAGES:]
             state["tokens"] = [[page, ids.tolist()] for page, ids in newest]
             state["ids"] = {str(entry.req.uid): entry.req.tokens().tolist() for entry in self.open.values()}
         else:
@@ -235,9 +240,9 @@ class Mirror:
 
     def _computed(self, req: Req) -> int:
         """Return the positions of a decoding request that have KV, or will have after the steps in flight."""
-        for step, uids, _ in reversed(self.in_flight):
-            if req.uid in uids:
-                i = uids.index(req.uid)
+        for step, reqs, _ in reversed(self.in_flight):
+            i = next((i for i, each in enumerate(reqs) if each is req), None)
+            if i is not None:
                 count = 1 if i in step.verification_rows else int(step.num_scheduled_tokens[i])
                 return int(step.num_computed_tokens[i]) + count
         return len(req) - 1

@@ -18,6 +18,7 @@ from minisgl.config import Config
 from minisgl.core import I32, EngineSpec, Req, Step, StepResult
 from minisgl.hooks import hookimpl
 from minisgl.message.link import Link
+from minisgl.plugins.live.view.kept import Kept
 from minisgl.plugins.live.view.mirror import Mirror, hide
 from minisgl.trace import events as ev
 from minisgl.trace.record import EventMaker, header
@@ -62,11 +63,11 @@ class LiveObserver(EventMaker):
     """Mirrors the scheduler, and sends events while the API server asks for them."""
 
     def __init__(self, config: Config, spec: EngineSpec, link: Link, *, text: bool, delay: float):
-        super().__init__(self._take)
+        super().__init__(self._take, checksums=False)
         self.mirror, self.pace = Mirror(spec), Pace(delay)
         self._link, self._text = link, text
         first = header(config, spec)
-        first.plugins = []
+        first.plugins, first.hidden_tokens = [], not text
         first.options.pop("trace", None)
         self._header = first
         self._watched = self._lost = False
@@ -74,6 +75,7 @@ class LiveObserver(EventMaker):
         self._sent = self._read = 0  # numbers of messages
         self._last_flush = 0.0
         self._key = os.urandom(16)
+        self._kept = Kept(self._salt_of)
         link.receivers[TOPIC] = self._receive
         link.holds.append(self._hold)
 
@@ -91,7 +93,12 @@ class LiveObserver(EventMaker):
                 self._send_now()
             case "unwatch":
                 self._watched, self._events = False, []
+                self._kept.begin({})
+            case "leave":
                 pace.paused, pace.delay = False, pace.start_delay
+            case "tokens":
+                self._flush()
+                self._send(b"t", self._kept.encode(entry.req for entry in self.mirror.open.values()))
             case "pause":
                 pace.paused, pace.steps = True, 0
             case "step":
@@ -114,11 +121,15 @@ class LiveObserver(EventMaker):
         if not self._watched:
             mirror = self.mirror
             self._watched, self._events = True, []
+            self._kept.begin(mirror.tokens)
             self.next_step, self.num_open = mirror.next_step, len(mirror.open)
             self.unread = {step.id: step for step, _, _ in mirror.in_flight}
 
     def _send_now(self) -> None:
         state = {**self.mirror.now(self._text), "t": time.monotonic(), "text": self._text}
+        if self._text:
+            for each in state["requests"]:
+                each["salt"] = self._salt_of(self.mirror.open[each["uid"]].req)
         self._send(b"n", ev.encoder.encode_lines([self._header]) + _encode(state) + b"\n" + _encode(self.pace.event()))
 
     def _send(self, kind: bytes, data: bytes) -> None:
@@ -143,9 +154,15 @@ class LiveObserver(EventMaker):
         if not self._text:
             hide(event)
         elif isinstance(event, ev.Add) and event.cache_salt is not None:
-            salt = event.cache_salt.encode("utf-8", "replace")
-            event.cache_salt = hashlib.blake2b(salt, key=self._key).hexdigest()[:8]
+            event.cache_salt = self._hash(event.cache_salt)
         self._events.append(event)
+
+    def _salt_of(self, req: Req) -> str | None:
+        return None if req.params.cache_salt is None else self._hash(req.params.cache_salt)
+
+    def _hash(self, salt: str) -> str:
+        """Return a name for a salt, which says only which requests have the same."""
+        return hashlib.blake2b(salt.encode("utf-8", "replace"), key=self._key).hexdigest()[:8]
 
     # ---- requests ------------------------------------------------------------------------------------
 
@@ -171,6 +188,7 @@ class LiveObserver(EventMaker):
     def minisgl_request_finished(self, req: Req, now: float) -> None:
         self.mirror.request_finished(req, now)
         if self._watched:
+            self._kept.end(req)
             super().minisgl_request_finished(req, now)
 
     # ---- pages ---------------------------------------------------------------------------------------

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minisgl.config import Config, ConfigError
 from minisgl.core import EngineSpec
+from minisgl.hooks import hookimpl
 from minisgl.utils.process import is_loopback
 
 if TYPE_CHECKING:
@@ -61,3 +63,17 @@ class LiveOptions:
         from minisgl.plugins.live.view.observer import LiveObserver
 
         return LiveObserver(config, spec, link, text=self.text, delay=self.delay)
+
+
+def hooks_of(name: str, kind: type[LiveOptions]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return the hooks ``minisgl_configs`` and ``minisgl_observer`` of the part ``live=name`` with options ``kind``."""
+
+    @hookimpl
+    def minisgl_configs() -> Iterator[Any]:
+        yield "live", name, kind
+
+    @hookimpl
+    def minisgl_observer(config: Config, spec: EngineSpec, link: Link | None) -> object | None:
+        return config.live.observer(config, spec, link) if isinstance(config.live, kind) else None
+
+    return minisgl_configs, minisgl_observer

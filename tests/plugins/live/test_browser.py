@@ -220,3 +220,23 @@ def test_keyboard(page: Chrome) -> None:
     wait(page, f"document.querySelector('.column.chosen').dataset.step === '{step + 1}'")
     ActionChains(page).send_keys(Keys.ESCAPE).perform()
     wait(page, "!document.querySelector('.column.chosen')")
+
+
+def test_what_if(page: Chrome) -> None:
+    """Two futures side by side: the same options give the same steps; else the first difference is framed."""
+    send(page, LONG, 1)
+    send(page, "Why?", 2)
+    page.find_element("css selector", "#what-if summary").click()
+    asks = "const form = document.querySelector('#what-if form'); form.cache.value = arguments[0]; form.requestSubmit()"
+    page.execute_script(asks, "")
+    wait(page, "document.querySelectorAll('#what-if .sides svg').length === 2")
+    words = page.find_element("id", "what-if").text
+    assert "The steps are the same." in words, words
+    page.execute_script(asks, "naive")
+    wait(page, "document.querySelectorAll('#what-if .sides .column.chosen').length === 2")
+    words = page.find_element("id", "what-if").text
+    assert "cache=naive" in words
+    assert "is the first that differs" in words
+    page.execute_script("document.querySelector('#what-if form').at.value = 999999; " + asks, "")
+    wait(page, "document.querySelector('#what-if .bad')")
+    assert "has the steps" in page.find_element("css selector", "#what-if .bad").text

@@ -18,11 +18,18 @@ from minisgl.config import Config
 from minisgl.core import EngineSpec, SamplingParams
 from minisgl.message import Message, PluginMessage
 from minisgl.message.link import Link
-from minisgl.plugins.live.view.observer import TOPIC, LiveObserver
+from minisgl.plugins.live.view.observer import MAX_BEHIND, TOPIC, LiveObserver
 from minisgl.testing.drive import Drive, Job, make_plugin
 from minisgl.testing.small import no_lookahead
+from minisgl.trace import events as ev
+from minisgl.trace.check import check
+from minisgl.trace.draw import timeline
+from minisgl.trace.read import TraceError, read
 from minisgl.trace.record import EventMaker
 from minisgl.trace.state import State
+from minisgl.trace.summary import summarize
+from minisgl.trace.view import page as view_page
+from minisgl.trace.what_if import what_if
 
 node = shutil.which("node")
 pytestmark = pytest.mark.skipif(node is None, reason="Node.js is not installed: it runs the page's model")
@@ -173,3 +180,72 @@ def test_page_equals_the_trace(tmp_path: Path, seed: int, steps: int, options: d
     for i, (have, want, name) in enumerate(zip(found, summaries, names, strict=True)):
         for key, value in want.items():
             assert have[key] == value, f"comparison {i}, model {name}: {key}"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"text": True, "max_prefill_tokens": 7},
+        {"drafts": (3, 90, 1), "rounds": 3, "full_drafts": True, "text": True},
+    ],
+)
+def test_trace_of_a_late_page(tmp_path: Path, options: dict[str, Any]) -> None:
+    """A trace that begins with a state is checked, summarized and drawn; what-if says why it can't repeat it."""
+    late = [line.removeprefix("late ") for line in run(7, 100, **options)[0] if line.startswith("late {")]
+    header = next(i for i, line in enumerate(late) if '"event":"header"' in line[:20])
+    lines = [line for line in late[header:] if '"event":"pace"' not in line[:20]]
+    path = tmp_path / "late.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    trace = read(path)
+    start = trace.events[0]
+    assert isinstance(start, ev.Now)
+    assert start.step > 0
+    assert start.requests
+    assert check(trace) is None
+    summary = summarize(trace)
+    assert summary.steps == sum(isinstance(event, ev.Batch) for event in trace) > 20
+    assert "<svg" in timeline(trace, None)
+    assert view_page([trace])
+    found = "requests were open" if options.get("text") else "has no token ids"
+    with pytest.raises(TraceError, match=found):
+        what_if(trace, start.step + 3)
+    broken = [line for line in lines if '"event":"free"' not in line[:20]]
+    path.write_text("\n".join(broken) + "\n")
+    assert check(read(path)) is not None
+
+
+def test_observer_drops_events_that_are_not_read() -> None:
+    """While the API server reads nothing, few messages wait for it, and all requests end in as many steps."""
+    steps = []
+    for reads in (True, False):
+        spec = EngineSpec(page_size=4, num_pages=200, max_running_requests=8, max_seq_len=120, vocab_size=40)
+        api = Api()
+        observer = LiveObserver(Config(), spec, api.link, text=False, delay=0.0)
+        manager = pluggy.PluginManager(hooks.PROJECT)
+        manager.add_hookspecs(hooks)
+        manager.register(observer)
+        with no_lookahead():
+            drive = Drive(
+                spec, make_plugin("cache", "radix", page_size=4), make_plugin("scheduler", "mixed"),
+                observers=manager.hook, thorough=False,
+            )  # fmt: skip
+            api.tell(do="now")
+            api.reads = reads
+            for uid in range(1, 41):
+                drive.add(Job(uid, [uid % 40] * 8, SamplingParams(max_tokens=40, seed=uid)))
+            count = 0
+            while drive.scheduler.has_work:
+                drive.step()
+                observer._flush()
+                count += 1
+        steps.append(count)
+        assert len(drive.report.finished) == 40
+        if not reads:
+            assert len(api.frames) <= MAX_BEHIND + 3
+            api.take()
+            api.tell(do="read", number=observer._sent)
+            observer._take(ev.End(step=0))
+            observer._flush()
+            assert [kind for kind, _ in api.take()] == ["l"]
+    assert steps[0] == steps[1] > 2 * MAX_BEHIND

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -11,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -20,6 +22,7 @@ from minisgl.config import Config, ConfigError, ServerConfig
 from minisgl.plugins.live.auto import Auto
 from minisgl.plugins.live.off import Off
 from minisgl.plugins.live.on import On
+from minisgl.plugins.live.view.extension import MAX_WAITING, Live, _Page
 from minisgl.testing.serving import Server, patient_timeout
 from minisgl.trace.check import check
 from minisgl.trace.read import read
@@ -239,6 +242,76 @@ def test_open_page_does_not_hold_up_the_end() -> None:
         assert server.process.wait(patient_timeout(60)) == 0
         thread.join(patient_timeout(10))
         assert answers == [200]
+
+
+def test_slow_page_loses_frames_and_is_told() -> None:
+    """The events for a page that reads nothing are bounded, and the server goes on; then it gets the state."""
+
+    async def scenario() -> None:
+        told: list[dict[str, Any]] = []
+        dispatcher = SimpleNamespace(
+            state="ready", num_open=1, tell_observer=lambda topic, data: told.append(json.loads(data))
+        )
+        live = Live(control=True, text=False)
+        live._api = SimpleNamespace(dispatcher=dispatcher)  # type: ignore[assignment]
+        page = _Page(live, "", {"event": "server"})
+        reads, sent, number = asyncio.Event(), list[bytes](), 0
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                await reads.wait()
+                sent.append(message["body"])
+
+        async def receive() -> Any:
+            await asyncio.Event().wait()
+
+        def observe(kind: bytes, data: bytes) -> None:
+            nonlocal number
+            number += 1
+            live._receive(kind + b"%d\n" % number + data)
+
+        def asked() -> int:
+            return sum(each["do"] == "now" for each in told)
+
+        task = asyncio.ensure_future(page({}, receive, send))
+        while not asked():
+            await asyncio.sleep(0)
+        observe(b"n", b'{"event":"now"}')
+        frames = 200
+        for i in range(frames):
+            observe(b"e", b'{"event":"pool","free":%d,"pad":"%s"}' % (i, b"x" * (32 << 10)))
+            assert page._waiting <= MAX_WAITING
+            await asyncio.sleep(0)
+        assert frames * (32 << 10) > 4 * MAX_WAITING
+        assert [each["number"] for each in told if each["do"] == "read"] == list(range(1, number + 1))
+        reads.set()
+        while asked() < 2:  # once it reads again, the state is asked for
+            await asyncio.sleep(0)
+        observe(b"n", b'{"event":"now"}')
+        while b'"lost"' not in b"".join(sent):
+            await asyncio.sleep(0)
+        events = [json.loads(line[6:]) for line in b"".join(sent).splitlines() if line.startswith(b"data: ")]
+        lost = next(event["frames"] for event in events if event["event"] == "lost")
+        assert lost + sum(event["event"] == "pool" for event in events) >= frames
+        assert [event["event"] for event in events[-2:]] == ["lost", "now"]
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    asyncio.run(scenario())
+
+
+def test_requests_end_while_a_page_reads_nothing(server: Server) -> None:
+    """A page whose connection is never read delays no request."""
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.socket() as silent:
+        silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        silent.connect((host, int(port)))
+        silent.sendall(f"GET /live HTTP/1.1\r\nhost: {host}:{port}\r\n\r\n".encode())
+        with watching(server.url) as viewer:
+            for i in range(4):
+                assert chat(server.url, f"Count from {i} to 9.").status_code == 200
+            viewer.wait("finish")
 
 
 def test_options() -> None:

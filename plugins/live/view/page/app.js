@@ -6,6 +6,7 @@ import { Server, events } from "./stream.js";
 import { Chat } from "./chat.js";
 import { Workload, workload } from "./workloads.js";
 import { Recording, savePage } from "./record.js";
+import { WhatIf } from "./what-if.js";
 
 const $ = (id) => document.getElementById(id);
 const DRAW_MS = 80, RETRY_MS = 1000;
@@ -38,6 +39,8 @@ function wordsOf(page) {
 }
 const board = new Board($("board"), model, select, wordsOf);
 
+const whatIf = new WhatIf($("what-if"), server, model);
+
 // ---- drawing ----
 
 function draw(time) {
@@ -45,6 +48,7 @@ function draw(time) {
     dirty = false;
     drawn = time;
     board.draw(chosen);
+    whatIf.update(chosen);
     chat.markAll();
     $("follow").hidden = !chosen;
     $("pause").textContent = model.pace.paused ? "Resume" : "Pause";
@@ -77,6 +81,7 @@ function take(line) {
     $("model").textContent = event.model;
     document.title = `minisgl, live: ${event.model}`;
     for (const each of $("pace").querySelectorAll("button, select")) each.disabled = !event.control;
+    $("what-if").hidden = !event.control;
     $("pace").title = event.control ? "" : "This server may not be slowed down from a page (live.control).";
   }
   if (event.event === "lost") message(`This page was too slow: it lost ${event.frames} frames, and shows the state anew.`, true);
@@ -121,6 +126,9 @@ $("pause").addEventListener("click", () => pace({ do: model.pace.paused ? "resum
 $("one-step").addEventListener("click", () => { select(null); pace({ do: "step" }); });
 $("delay").addEventListener("change", () => pace({ do: "delay", seconds: +$("delay").value }));
 $("follow").addEventListener("click", () => select(null));
+
+for (const button of document.querySelectorAll("[data-ask]"))
+  button.addEventListener("click", () => { if (chat.control) return; $("prompt").value = button.dataset.ask; $("ask").requestSubmit(); });
 
 const running = new Workload(server, chat);
 running.changed = (failed) => {

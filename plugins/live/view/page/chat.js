@@ -156,7 +156,10 @@ export class Chat {
       }
     }
     const req = this.model.requests.get(this.uidOf(turn));
-    if (req && req.hit >= 0 && turn.promptBox) turn.promptBox.firstChild.textContent = `the prompt as the engine sees it: ${req.prompt} tokens, ${Math.min(req.hit, req.prompt)} from the cache`;
+    if (req && req.hit >= 0 && turn.promptBox) {
+      const hit = Math.min(req.hit, req.prompt);
+      turn.promptBox.firstChild.textContent = `the prompt as the engine sees it: ${req.prompt} tokens, ${hit} from the cache${hit ? `, so only ${req.prompt - hit} were computed` : ""}`;
+    }
     if (req && turn.prompt) this.texts.set(req.uid, turn);
   }
   markAll() {

@@ -6,6 +6,7 @@ const NS = "http://www.w3.org/2000/svg", HUES = 8, MAX_LINES = 28, MAX_CELLS = 1
 const hue = (uid) => "q" + (((uid % HUES) + HUES) % HUES);
 const seconds = (s) => s === null ? "–" : s < 0.9995 ? `${(s * 1000).toFixed(s < 0.01 ? 1 : 0)} ms` : `${s.toFixed(2)} s`;
 const oneLine = (words) => words.replace(/\s+/g, " ").trim();
+const readable = (words) => oneLine(words.replace(/<\|im_start\|>(\w+)/g, " $1:").replace(/<\|[^|]*\|>/g, " "));
 
 export function html(parent, tag, cls, words) {
   const e = document.createElement(tag);
@@ -44,6 +45,7 @@ export class Board {
       this.panels[name] = { box, head, body: html(box, "div", "body") };
     }
     this.numbers = this.makeNumbers(this.panels.numbers.body);
+    this.makeEarlier(this.panels.timeline);
     this.cells = [];
   }
   draw(chosen) {
@@ -74,7 +76,9 @@ export class Board {
                                ["free", "free pages"], ["running", "running"], ["waiting", "waiting"], ["retractions", "retractions"]]) {
       const box = html(list, "div");
       html(box, "dt", "", name);
-      out[key] = html(box, "dd", "", "–");
+      const place = html(box, "dd");
+      out[key] = html(place, "span", "", "–");
+      if (key === "free") this.poolSize = html(place, "small");
       out[key].dataset.number = key;
     }
     return out;
@@ -85,7 +89,8 @@ export class Board {
     put("ttft", seconds(n.ttft));
     put("gap", seconds(n.gap));
     put("hit", n.hit === null ? "–" : `${Math.round(100 * n.hit)} %`);
-    put("free", `${n.pool.free.toLocaleString("en")} of ${this.model.spec.num_pages.toLocaleString("en")}`);
+    put("free", n.pool.free.toLocaleString("en"));
+    this.poolSize.textContent = ` of ${this.model.spec.num_pages.toLocaleString("en")}`;
     put("running", String(n.running));
     put("waiting", String(n.waiting));
     put("retractions", String(n.retractions));
@@ -126,8 +131,25 @@ export class Board {
       svg(name, "text", { x: 16, y: y.get(uid) + high / 2 + 4 }, uid);
       button(name, `Request ${uid}`, () => this.select({ step: this.chosen ? this.chosen.step : undefined, uid: chosenUid === uid ? undefined : uid }));
     }
+    if (this.drawEarlier) this.drawEarlier(from > 0, last < steps.length - 1, columns);
     const more = uids.length - lines.length;
     this.panels.timeline.head.textContent = "Batch timeline" + (more > 0 ? `, without ${plural(more, "older request")}` : "");
+  }
+  // Buttons that move the timeline, for those without a keyboard.
+  makeEarlier({ box, body }) {
+    const bar = html(null, "div", "move"), early = html(bar, "button", "", "◀ Earlier"), late = html(bar, "button", "", "Later ▶");
+    box.insertBefore(bar, body);
+    let jump = 1;
+    const move = (by) => {
+      const { steps } = this.model, i = this.chosen && this.model.stepAt.has(this.chosen.step) ? steps.indexOf(this.model.stepAt.get(this.chosen.step)) : steps.length - 1;
+      const to = i + by;
+      this.select(to >= steps.length - 1 ? null : { step: steps[Math.max(to, 0)].s, uid: this.chosen ? this.chosen.uid : undefined });
+    };
+    early.addEventListener("click", () => move(-jump));
+    late.addEventListener("click", () => move(jump));
+    early.type = late.type = "button";
+    this.drawEarlier = (hasEarlier, hasLater, columns) => { jump = Math.max(1, Math.floor(columns / 2)); early.disabled = !hasEarlier; late.disabled = !this.chosen && !hasLater; bar.hidden = !this.model.steps.length; };
+    bar.hidden = true;
   }
   drawRow(parent, step, row, x, y, cell, high) {
     const tall = high - 4, dim = this.chosen && this.chosen.uid !== undefined && this.chosen.uid !== row.uid ? " dim" : "";
@@ -157,7 +179,8 @@ export class Board {
     const { body, head } = this.panels.step, step = this.shown();
     if (!step) { head.textContent = "Step"; body.replaceChildren(); return; }
     const follows = !(this.chosen && this.model.stepAt.has(this.chosen.step));
-    head.textContent = `Step ${step.s}` + (follows ? " (the newest)" : "");
+    const took = step.read === null || step.read === undefined ? "" : `, ${seconds(step.read - step.t)} from its launch to its result`;
+    head.textContent = `Step ${step.s}` + (follows ? " (the newest)" : "") + took;
     const out = [html(null, "p", "explain", explain(this.model, step))];
     out[0].id = "explain";
     const uid = this.chosen ? this.chosen.uid : undefined, req = uid === undefined ? null : this.model.requests.get(uid);
@@ -243,12 +266,14 @@ export class Board {
       const x = 2 + depth.get(node) * unit, y = 4 + i * high, w = Math.max(node.pages.length * unit - 2, 3);
       place.set(node, y);
       if (place.has(node.parent)) svg(e, "path", { class: "edge", d: `M${x} ${place.get(node.parent) + 18}V${y + 9}` });
-      const words = oneLine(node.pages.slice(0, 4).map((page) => this.wordsOf(page)).join("")), age = Math.max(0, now - node.step);
+      const words = readable(node.pages.slice(0, 4).map((page) => this.wordsOf(page)).join("")), age = Math.max(0, now - node.step);
       const g = svg(e, "g", { "data-pages": node.pages.join(" "), "data-users": node.users });
       svg(g, "rect", { class: (node.users ? "cache used" : "idle") + (node.pages.some((page) => mine.has(page)) ? " focus" : ""), x, y, width: w, height: 18, rx: 3 });
       if (unit >= 16) node.pages.forEach((page, k) => svg(g, "text", { class: (node.users ? "on" : "") + " mid small", x: x + (k + 0.5) * unit, y: y + 12.5 }, page));
       const about = `${node.users ? plural(node.users, "user") : age ? `${plural(age, "step")} ago` : "just used"}`;
-      svg(g, "text", { class: "soft small", x: x + w + 6, y: y + 12.5 }, about + (words ? ` · ${words.slice(0, 60)}` : ""));
+      const room = Math.floor((wide - x - w - 8) / 5.6) - about.length - 3;
+      const label = words.length > room ? `${words.slice(0, Math.max(room - 1, 0))}…` : words;
+      svg(g, "text", { class: "soft small", x: x + w + 6, y: y + 12.5 }, about + (words && room > 3 ? ` · ${label}` : ""));
       svg(g, "title", {}, `${plural(node.pages.length, "page")}: ${node.pages.slice(0, 12).join(", ")}; ${plural(node.users, "user")}; last used in step ${node.step}` + (words ? `\n${words}` : ""));
       g.setAttribute("role", "img");
       g.setAttribute("aria-label", `${plural(node.pages.length, "page")}, ${about}${words ? `: ${words}` : ""}`);

@@ -1,0 +1,97 @@
+// What if: asks the server for two futures of the recorded run, and shows them side by side.
+
+import { Board, html } from "./draw.js";
+import { plural } from "./model.js";
+
+const CHOICES = [["scheduler", ["prefill_first", "mixed", "decode_first", "static"]], ["cache", ["radix", "naive"]], ["overlap", ["true", "false"]]];
+const NUMBERS = [["num_pages", "Pages in the pool"], ["page_size", "Page size"], ["max_prefill_tokens", "Prompt tokens a step"], ["max_running_requests", "Running requests"]];
+const NAMES = { scheduler: "Policy", cache: "Prefix cache", overlap: "Overlap" };
+
+export class WhatIf {
+  constructor(root, server, model) {
+    Object.assign(this, { root, server, model, fields: new Map(), at: undefined });
+    html(root, "p", "soft", "The simulated engine repeats what this server has done since the page was opened, up to a step. Then it goes on with the options that you choose, and with the same tokens.");
+    const form = (this.form = html(root, "form")), fields = html(form, "div", "fields");
+    const field = (name, label, e) => { const box = html(fields, "label", "", label + " "); box.append(e); e.name = name; this.fields.set(name, e); };
+    const number = () => { const e = document.createElement("input"); Object.assign(e, { type: "number", min: 1, step: 1 }); return e; };
+    field("at", "From step", Object.assign(number(), { min: 0 }));
+    for (const [name, values] of CHOICES) {
+      const e = document.createElement("select");
+      html(e, "option", "", "as it is").value = "";
+      for (const value of values) html(e, "option", "", value).value = value;
+      field(name, NAMES[name], e);
+    }
+    for (const [name, label] of NUMBERS) field(name, label, number());
+    this.go = html(form, "button", "", "Go on");
+    this.words = html(root, "p");
+    this.words.setAttribute("role", "status");
+    this.out = html(root, "div", "futures");
+    form.addEventListener("submit", (event) => { event.preventDefault(); this.ask(); });
+  }
+  // Show the present options in the empty fields, and the step that was chosen in the timeline.
+  update(chosen) {
+    const { spec, steps, header } = this.model, options = header ? header.options : {};
+    const first = steps.length ? steps[0].s : 0, at = this.fields.get("at");
+    if (chosen && chosen.step !== undefined && chosen.step !== this.at && document.activeElement !== at) at.value = this.at = chosen.step;
+    at.placeholder = String(first);
+    for (const [name] of NUMBERS) this.fields.get(name).placeholder = String(spec[name] ?? options[name] ?? "");
+  }
+  async ask() {
+    const body = { at: this.model.steps.length ? this.model.steps[0].s : 0 };
+    for (const [name, e] of this.fields) if (e.value !== "") body[name] = e.type === "number" ? Math.trunc(+e.value) : e.value === "true" ? true : e.value === "false" ? false : e.value;
+    this.go.disabled = true;
+    this.say("The simulated engine repeats the run …");
+    this.out.replaceChildren();
+    try {
+      const found = await this.server.json("live/what-if", body);
+      if (found.error) this.say(found.error, true);
+      else this.show(found);
+    } catch (error) { this.say(error.message, true); }
+    this.go.disabled = false;
+  }
+  say(words, isBad = false) {
+    this.words.textContent = words;
+    this.words.classList.toggle("bad", isBad);
+  }
+  show(found) {
+    this.say(found.notes.join(" "), found.misses !== null);
+    const other = found.overrides.join(" ") || "the same options", table = html(this.out, "table"), head = html(table, "tr");
+    for (const words of [`From step ${found.at} on`, "As it was", other]) html(head, "th", "", words).scope = "col";
+    for (const [name, was, would] of found.rows) {
+      const row = html(table, "tr", was === would ? "" : "differs");
+      html(row, "th", "", name).scope = "row";
+      html(row, "td", "", was);
+      html(row, "td", "", would);
+    }
+    const sides = html(this.out, "div", "sides"), first = found.first ?? found.at, boards = [];
+    const choose = (step) => { for (const board of boards) board.look(step); };
+    for (const [title, steps] of [["As it was", found.was], [other, found.would]]) boards.push(new Side(sides, title, steps, choose));
+    choose(first);
+    if (found.first !== null) html(this.out, "p", "soft", `The framed column, step ${first}, is the first that differs. Click a column to look at the same step of both.`);
+  }
+}
+
+// The timeline of one future.
+class Side {
+  constructor(parent, title, steps, choose) {
+    const box = html(parent, "section", "panel timeline");
+    this.board = Object.assign(Object.create(Board.prototype), {
+      model: { steps, stepAt: new Map(steps.map((step) => [step.s, step])) }, chosen: null, select: (what) => choose(what.step),
+      panels: { timeline: { head: html(box, "h2", "", title), body: html(box, "div", "body") } },
+    });
+    this.title = title;
+    this.words = html(box, "p", "soft");
+  }
+  look(number) {
+    const { board } = this, step = board.model.stepAt.get(number);
+    board.chosen = { step: number };
+    board.drawTimeline();
+    board.panels.timeline.head.textContent = this.title;
+    if (!step) { this.words.textContent = `There is no step ${number}.`; return; }
+    const prompts = step.rows.filter((row) => row.kind === "prefill"), tokens = prompts.reduce((sum, row) => sum + row.count, 0);
+    const parts = [plural(step.rows.length, "row")];
+    if (prompts.length) parts.push(`${plural(tokens, "prompt token")} of ${plural(prompts.length, "request")}`);
+    if (step.waiting.length) parts.push(`${plural(step.waiting.length, "request")} waiting`);
+    this.words.textContent = `Step ${number}: ${parts.join(", ")}.`;
+  }
+}
