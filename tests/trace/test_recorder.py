@@ -50,7 +50,7 @@ def test_every_event_is_recorded(tmp_path: Path) -> None:
     assert "end" not in kinds(path)
     manager.close()
     found = kinds(path)
-    assert set(found) == {cls.__struct_config__.tag for cls in ev.Event.__subclasses__()} - {"plan", "unread"}
+    assert set(found) == {cls.__struct_config__.tag for cls in ev.Event.__subclasses__()} - {"plan", "unread", "now"}
     assert (found[0], found[-1]) == ("header", "end")
     assert found.count("batch") == found.count("step") == drive.engine.counts.steps
     assert found.count("admit") == sum(drive.report.counts.admissions.values())
