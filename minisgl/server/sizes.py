@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from minisgl.message import Prompt, TokensPrompt, num_ids
 from minisgl.sampling_params import too_long
-from minisgl.server.errors import ApiError
 
 VALUES_PER_TOKEN = 4
 """The largest number of JSON values inside the fields of all messages, for each token that the server allows."""
@@ -51,9 +49,3 @@ def check_num_ids(num_ids: int, max_seq_len: int) -> None:
     """Raise `InvalidRequestError` for more token ids than a request can have: their text is not asked for either."""
     if num_ids > max_seq_len:
         raise too_long("tokens", max_seq_len, f"There are {num_ids} token ids.")
-
-
-def check_prompt_ids(prompt: Prompt, max_seq_len: int) -> None:
-    """Raise `ApiError` for a prompt of more token ids than a request can have."""
-    if isinstance(prompt, TokensPrompt) and num_ids(prompt.ids) > max_seq_len:
-        raise ApiError.from_invalid(too_long("prompt", max_seq_len, f"The prompt has {num_ids(prompt.ids)} tokens."))

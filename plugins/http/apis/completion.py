@@ -21,16 +21,17 @@ from minisgl.message import (
     TextPrompt,
     TokenizeRequest,
     TokenLogprob,
+    TokensPrompt,
+    num_ids,
     pack_ids,
     unpack_ids,
 )
-from minisgl.sampling_params import SamplingParams
+from minisgl.sampling_params import SamplingParams, too_long
 from minisgl.server.dispatch import Dispatcher
 from minisgl.server.errors import ApiError, timed_out
 from minisgl.server.generate import MIN_LOGPROB, Choice, ResponseBuilder, vllm_prompt_logprobs
 from minisgl.server.protocol import GenerateRequest, tokens_prompt
 from minisgl.server.request_record import Stream
-from minisgl.server.sizes import check_prompt_ids
 
 DEFAULT_MAX_TOKENS = 16
 """The default of ``max_tokens``, as in the OpenAI API."""
@@ -175,6 +176,12 @@ async def read_prompts(dispatcher: Dispatcher, prompts: Sequence[Prompt], second
             return [await read(prompt) for prompt in prompts]
     except TimeoutError:
         raise timed_out(seconds) from None
+
+
+def check_prompt_ids(prompt: Prompt, max_seq_len: int) -> None:
+    """Raise `ApiError` for a prompt of more token ids than a request can have."""
+    if isinstance(prompt, TokensPrompt) and num_ids(prompt.ids) > max_seq_len:
+        raise ApiError.from_invalid(too_long("prompt", max_seq_len, f"The prompt has {num_ids(prompt.ids)} tokens."))
 
 
 class EchoBuilder(CompletionBuilder):
