@@ -13,7 +13,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from statistics import median
@@ -26,6 +28,7 @@ from minisgl.bench import llama_cpp
 from minisgl.bench.arguments import add_json, add_options, parse, write_json
 from minisgl.bench.measure import Meter, run
 from minisgl.bench.offline import machine
+from minisgl.bench.shared_prefix import minisgl_server, other_server, tokens_per_second
 from minisgl.bench.workload import SampleRequest, random_requests
 from minisgl.config import ConfigError
 from minisgl.core import SamplingParams
@@ -40,6 +43,7 @@ COLUMNS = {
     "ttft": "TTFT of 128 tokens, s",
     "prefill": "prefill of 512, tok/s",
     "many": "16 requests, 128 in, 64 out: tok/s",
+    "shared": "16 over HTTP, 512 shared, 32 out: tok/s",
     "ready": "ready, s",
     "memory": "peak memory, MB",
 }
@@ -47,10 +51,11 @@ COLUMNS = {
 
 @dataclass
 class Row:
-    """One line of the table: ``command`` starts the process that measures it."""
+    """One line of the table: ``command`` starts the process that measures it, and ``serve`` a server, if it has one."""
 
     name: str
     command: list[str]
+    serve: Callable[[], AbstractContextManager[str]] | None = None
     found: list[dict[str, float]] = field(default_factory=list)
 
 
@@ -173,7 +178,11 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         raise ConfigError(f"--rows {' '.join(args.rows)}: no row has a name that contains one of them.")
     for _ in range(args.rounds):
         for row in rows:
-            row.found.append(_measured(row))
+            found = _measured(row)
+            if row.serve is not None:
+                with row.serve() as address:
+                    found["shared"] = tokens_per_second(address, shape_of(args.shape)["vocab_size"])
+            row.found.append(found)
     named = [found for row in rows for found in row.found if "instructions" in found]
     return {
         "shape": args.shape,
@@ -196,20 +205,26 @@ def _rows(args: argparse.Namespace, folder: Path) -> list[Row]:
 
     me = [sys.executable, "-m", "minisgl.bench", "cpu", f"--shape={args.shape}", "--worker"]
     usual = ["device=cpu", "max_seq_len=1024", "max_running_requests=16", *args.options]
+    shape, threads = shape_of(args.shape), torch.get_num_threads()
+
+    def own(name: str, options: list[str]) -> Row:
+        options = [*options, *usual]
+        return Row(name, [*me, "minisgl", *options], partial(minisgl_server, options, threads))
+
     rows = [
-        Row(f"minisgl {dtype}", [*me, "minisgl", f"model={args.shape}", "load_format=dummy", f"dtype={dtype}", *usual])
+        own(f"minisgl {dtype}", [f"model={args.shape}", "load_format=dummy", f"dtype={dtype}"])
         for dtype in ("bfloat16", "float32")
     ]
     has_llama = subprocess.run([args.llama_python, "-c", "import xllamacpp"], capture_output=True).returncode == 0
-    shape, threads = shape_of(args.shape), str(torch.get_num_threads())
     for kind in ("Q8_0", "Q4_0") if importlib.util.find_spec("gguf") else ():
         file = folder / f"{kind}.gguf"
         if not args.rows or any(text in f"minisgl {kind} llama.cpp {kind}" for text in args.rows):
             random_gguf(shape, file, kind)
-        rows.append(Row(f"minisgl {kind}", [*me, "minisgl", f"model={file}", *usual]))
+        rows.append(own(f"minisgl {kind}", [f"model={file}"]))
         if has_llama:
-            script = [args.llama_python, llama_cpp.__file__, str(file), threads, str(shape["vocab_size"])]
-            rows.append(Row(f"llama.cpp {kind}", script))
+            script = [args.llama_python, llama_cpp.__file__, str(file), str(threads)]
+            serve = partial(other_server, [*script, "0"])
+            rows.append(Row(f"llama.cpp {kind}", [*script, str(shape["vocab_size"])], serve))
     if importlib.util.find_spec("transformers"):
         dtypes = ("bfloat16", "float32")
         rows += [Row(f"transformers {dtype}", [*me, "transformers", f"dtype={dtype}"]) for dtype in dtypes]

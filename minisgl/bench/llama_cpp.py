@@ -1,6 +1,7 @@
 """Measures llama.cpp for `minisgl.bench.cpu`, in a separate process of a Python that has the package xllamacpp.
 
-``python llama_cpp.py FILE.gguf THREADS VOCABULARY`` prints a line "ready", and then the results as JSON.
+``python llama_cpp.py FILE.gguf THREADS VOCABULARY`` prints a line "ready", and then the results as JSON. With
+VOCABULARY 0, it prints the address of a server, which runs until the standard input ends.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ from typing import Any
 
 
 def main(file: str, threads: int, vocabulary: int) -> None:
-    """Measure the workloads of `minisgl.bench.cpu` with llama.cpp's server, in this process."""
+    """Measure the workloads of `minisgl.bench.cpu` with llama.cpp's server, in this process, or only serve."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()
     params.model.path, params.n_ctx, params.n_parallel, params.verbosity = file, 16 * 1024, 16, -1
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     server = xllamacpp.Server(params)
+    if vocabulary == 0:
+        print(server.listening_address, flush=True)
+        sys.stdin.read()
+        return
     print("ready", flush=True)
     numbers = random.Random(0)
 

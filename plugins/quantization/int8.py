@@ -1,32 +1,20 @@
-"""``quantize=int8``: weights become integers of 8 bits while they are loaded, on a CPU.
-
-`minisgl.plugins.quantization.grouped` has the layers, and `minisgl.plugins.kernels.ops.grouped` the product.
-"""
+"""``quantize=int8``: weights become integers of 8 bits while they are loaded, on a CPU."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from minisgl.hooks import hookimpl
-
-if TYPE_CHECKING:
-    import torch
-
-    from minisgl.models.converter import Quantization
+from minisgl.plugins.quantization.grouped import IntegerOptions
 
 
 @dataclass
-class Int8Quantization:
+class Int8Quantization(IntegerOptions):
     """Linear layers, embedding and LM head in integers of 8 bits, with a scale for each 32 columns of a row."""
 
-    methods: ClassVar[tuple[str, ...]] = ()
-
-    def build(self, device: torch.device, dtype: torch.dtype) -> Quantization:
-        from minisgl.plugins.quantization.grouped.converter import GroupedConverter
-
-        return GroupedConverter(8, device, dtype)
+    bits: ClassVar[int] = 8
 
 
 @hookimpl
