@@ -6,6 +6,7 @@ int32 unless a comment gives another dtype.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -29,6 +30,7 @@ __all__ = [
     "FinishReason",
     "Finished",
     "InvalidRequestError",
+    "KVGroup",
     "Logprobs",
     "LogprobsEntry",
     "Output",
@@ -126,7 +128,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
     num_decode: int
     num_verify: int
     input_ids: I32  # [sum(num_scheduled_tokens)] token ids; PENDING may be the first token of a decode or verify row
-    page_table_updates: tuple[I32, I32, I32]  # (req_pool_idx, page-table column, page), each [updates]
+    page_table_updates: tuple[I32, I32, I32]  # (req_pool_idx, column, page), each [updates]; the columns of all groups
     admissions: tuple[Admission, ...] = ()
     prompt_logprobs: tuple[PromptRange, ...] = ()  # at most one for each prefill chunk, in the order of the rows
     late_sampling: bool = False  # whether sampling waits for `Engine.sample`
@@ -229,6 +231,13 @@ class Logprobs(NamedTuple):
     top: tuple[float, ...] = ()
 
 
+class KVGroup(NamedTuple):
+    """Layers with the same pages: docs/design/kv-groups.md. Page c of group g is in column g · (pages of max_seq_len) + c."""
+
+    window: int = -1  # positions that a query of these layers reads, its own included; -1: all
+    max_pages: int = 2**31 - 1  # the most pages that one request needs in the group at a time, whatever its length
+
+
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
     """Capacity of an engine.
@@ -242,11 +251,22 @@ class EngineSpec:
     max_running_requests: int  # rows of the request pool
     max_seq_len: int  # tokens per request, prompt and output together
     vocab_size: int
+    groups: tuple[KVGroup, ...] = (KVGroup(),)
+
+    @property
+    def num_columns(self) -> int:
+        """The number of columns of the page table for one group: the pages of ``max_seq_len`` tokens."""
+        return -(-self.max_seq_len // self.page_size)
+
+    def pages_of(self, num_pages: int) -> int:
+        """Return how many pages of the pool a request needs, in all groups, for the KV of ``num_pages`` pages of it."""
+        return sum(min(num_pages, group.max_pages) for group in self.groups)
 
     @property
     def max_tokens_per_request(self) -> int:
         """The largest number of tokens of a request that the context and the KV pool can hold."""
-        return min(self.max_seq_len, self.num_pages * self.page_size + 1)  # the last token's KV is never stored
+        pages = bisect_right(range(self.num_columns + 1), self.num_pages, key=self.pages_of) - 1
+        return min(self.max_seq_len, pages * self.page_size + 1)  # the last token's KV is never stored
 
     def check_length(self, num_prompt_tokens: int, max_tokens: int) -> None:
         """Raise `InvalidRequestError` for a prompt of this many tokens that the engine can never serve."""

@@ -123,7 +123,7 @@ class InputBuilder:
     def __init__(self, spec: EngineSpec, device: torch.device):
         self.spec, self.device = spec, device
         self.upload = Uploader(device)
-        columns = -(-spec.max_seq_len // spec.page_size)
+        columns = len(spec.groups) * spec.num_columns
         # The host copy gives KV locations without reading the device. On a CPU both tables share the same memory.
         self.page_table_cpu = np.full((spec.max_running_requests + 1, columns), spec.num_pages, np.int32)
         self.page_table = torch.from_numpy(self.page_table_cpu)

@@ -38,7 +38,7 @@ class Running(NamedTuple):
 
     uid: int
     num_remaining_tokens: int  # prompt tokens still to compute; 0 if the request decodes
-    num_new_pages: int  # new pages that the request's next decode token needs: 0 or 1; 0 during prefill
+    num_new_pages: int  # new pages that the request's next decode token needs; 0 during prefill
     skipped_steps: int  # steps launched since the request last had a row
     admission_order: int  # admission number: lower was admitted earlier
     priority: int = 0  # lower is more urgent

@@ -3,7 +3,7 @@
 This module knows which pages hold which tokens, and which steps were launched and read. It knows nothing of policies.
 
 The page-table row of a running request, with the owner of each page. In this example a page holds 4 tokens, the prompt
-has 30 tokens, and a step that computes the positions up to 18 has just been launched; `cache_prompts` comes next::
+has 30 tokens, and a step that computes the positions up to 18 has just been launched; `step_launched` comes next::
 
     page      0     1     2     3     4     5     6     7     8     9
            +-----------+-----------+-----+-----------------+ - - - - - -
@@ -18,15 +18,15 @@ has 30 tokens, and a step that computes the positions up to 18 has just been lau
 
     part            owner        state
     cached prefix   the cache    [0, num_cached_pages): locked by `Req.cache_handle`, one user more in `ref_counts`
-    computed        the request  full pages; `cache_prompts` offers them to the cache
+    computed        the request  full pages; `step_launched` offers them to the cache
     now             the request  the page that is being written
     allocated       the request  pages for the rest of the prompt
 
 The methods of `CacheManager` move pages between these parts::
 
     admit                  free or evicted -> allocated       for the prompt without its cached prefix, which is locked
-    allocate_decode_pages  free or evicted -> allocated       one page for each decode row that needs it
-    cache_prompts          computed        -> cached prefix   the cache becomes the owner, num_cached_pages grows
+    allocate_step_pages    free or evicted -> allocated       one page for each decode row that needs it
+    step_launched          computed        -> cached prefix   the cache becomes the owner, num_cached_pages grows
                            duplicate       -> retiring        if the cache already had a page with the same tokens, the
                                                               page table changes to that page first (promise 4)
     release                all parts, see below               the request ends or is retracted
@@ -58,7 +58,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minisgl.core import I32, EngineSpec, Req
+from minisgl.core import I32, EngineSpec, Req, Step
 from minisgl.kvcache import Key, MatchResult, PrefixCache, Rematches
 from minisgl.scheduler.observer import Observer
 from minisgl.scheduler.page_allocator import PageAllocator
@@ -200,9 +200,11 @@ class CacheManager:
         num_cached_tokens = num_cached_pages * self.spec.page_size
         self._page_table_updates.append(self.request_table.admit(reqs, pages, num_pages, num_cached_tokens, step - 1))
 
-    def allocate_decode_pages(self, req_pool_indices: I32) -> None:
-        """Allocate one more page for each of these rows, whose next token starts a new page."""
-        self.add_pages(req_pool_indices, self.request_table.num_pages[req_pool_indices])
+    def allocate_step_pages(self, req_pool_indices: I32, num_tokens: I32) -> None:
+        """Allocate one more page for each row whose next token starts a new page: for each such decode row."""
+        rows = req_pool_indices[self.request_table.new_pages(req_pool_indices) > 0]
+        if len(rows):
+            self.add_pages(rows, self.request_table.num_pages[rows])
 
     def add_pages(self, req_pool_indices: I32, columns: I32) -> None:
         """Allocate a page for each entry (row, column) of the page table: the next columns of each row, in order."""
@@ -260,9 +262,10 @@ class CacheManager:
 
     # ---- computed -> cached, and retired -> free -------------------------------------------------------
 
-    def cache_prompts(self, reqs: Sequence[Req]) -> None:
-        """Offer to the cache the whole pages of prompts that launched steps compute."""
-        if not self.cache.reuses:
+    def step_launched(self, step: Step, reqs: Sequence[Req]) -> None:
+        """Offer to the cache the whole pages of prompts that ``step`` computes, in the prefill chunks of ``reqs``."""
+        self.last_launched_step = step.id
+        if not self.cache.reuses or not reqs:
             return
         table, rows = self.request_table, [req.req_pool_idx for req in reqs]
         computed = np.minimum(table.num_computed_tokens[rows], table.num_prefill_tokens[rows])

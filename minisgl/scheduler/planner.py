@@ -173,8 +173,8 @@ class Planner:
         ``slack`` tokens more. The victims are the last running requests of ``order``, the last one first.
         """
         table, spec = self.request_table, self.cache_manager.spec
-        growth = table.page_growth(self.cache_manager.reserve.num_tokens + slack)
-        is_used = np.zeros(spec.num_pages, bool)
+        growth = table.page_growth(self.cache_manager.reserve.num_tokens + slack) + table.num_promised_pages
+        is_used = np.zeros(spec.num_pages + 1, bool)
         admitted, victims = list[Req](), list[Req]()
         num_pages = num_rows = num_grown = 0  # num_grown: pages for later tokens of the request admitted last
         is_full = False
@@ -182,13 +182,13 @@ class Planner:
             if req.req_pool_idx < 0:
                 if is_full:
                     continue
-                cached = self.cache_manager.match(req).pages
-                num_new = -(-len(req) // spec.page_size) - len(cached)
+                match, cost = self.cache_manager.match(req), self.cache_manager.admission_cost(req)
+                cached, num_new = match.pages, cost.pages - match.unlocked
                 need = num_pages + num_grown + num_new + int(np.count_nonzero(~is_used[cached]))
                 if need > spec.num_pages or num_rows == spec.max_running_requests:
                     is_full = True
                     continue
-                num_grown = self.cache_manager.admission_cost(req).growth
+                num_grown = cost.growth
                 is_used[cached] = True
                 admitted.append(req)
             else:
@@ -275,7 +275,7 @@ class Planner:
         num_free_rows = cache_manager.allocator.req_pool.num_free
         if len(waiting) > num_free_rows:
             raise PolicyError(f"the plan admits {len(waiting)} requests; {num_free_rows} request-pool rows are free")
-        pages = len(table.needing_page(req_pool_indices[~is_prefill])) + sum(costs)
+        pages = int(table.new_pages(req_pool_indices[~is_prefill]).sum()) + sum(costs)
         if pages > cache_manager.num_available_pages:
             raise PolicyError(
                 f"the plan needs {pages} pages; {cache_manager.num_available_pages} are free or evictable"

@@ -24,8 +24,9 @@ class RequestTable:
     - ``num_pages``: number of filled columns in this row of ``page_table``.
     - ``last_step``: the last step in which the request had a row.
     - ``admission_order``: number of the admission that occupies the row; -1 if the row is not occupied.
+    - ``num_promised_pages``: free or evictable pages that are kept for the rest of the prompt; 0 here.
 
-    ``page_table`` is int32 ``[max_running_requests, pages of max_seq_len]``.
+    ``page_table`` is int32 ``[max_running_requests, columns of all groups]``.
     """
 
     def __init__(self, spec: EngineSpec):
@@ -40,7 +41,8 @@ class RequestTable:
             self.last_step,
             self.admission_order,
         ) = (np.full(n, -1, np.int32) for _ in range(7))
-        self.page_table: I32 = np.full((n, -(-spec.max_seq_len // spec.page_size)), -1, np.int32)
+        self.num_promised_pages: I32 = np.zeros(n, np.int32)
+        self.page_table: I32 = np.full((n, len(spec.groups) * spec.num_columns), -1, np.int32)
         self._running: dict[int, Req] = {}  # running requests by admission order, in this order
         self._reqs: list[Req] | None = []  # its values; None after a change
         self.req_pool_indices: I32 = np.empty(0, np.int32)  # the row of each running request, in the same order
@@ -102,10 +104,10 @@ class RequestTable:
         out: I32 = rows[(computed >= self.num_prefill_tokens[rows]) & (computed < self.max_len[rows] - 1)]
         return out
 
-    def needing_page(self, req_pool_indices: I32) -> I32:
-        """Return the rows of ``req_pool_indices`` whose next token starts a page that is not allocated yet."""
+    def new_pages(self, req_pool_indices: I32) -> I32:
+        """Return how many new pages the next token of each row needs: int32 ``[rows]``."""
         rows = req_pool_indices
-        out: I32 = rows[self.num_computed_tokens[rows] >= self.num_pages[rows] * self.page_size]
+        out: I32 = (self.num_computed_tokens[rows] >= self.num_pages[rows] * self.page_size).astype(np.int32)
         return out
 
     def page_growth(self, num_tokens: int) -> I32:
@@ -140,7 +142,7 @@ class RequestTable:
             return []
         computed = self.num_computed_tokens[rows]
         remaining = np.maximum(self.num_prefill_tokens[rows] - computed, 0)
-        new_pages = (remaining == 0) & (computed >= self.num_pages[rows] * self.page_size)
+        new_pages = (remaining == 0) * self.new_pages(rows)
         view_fields = np.array((remaining, new_pages, next_step - 1 - self.last_step[rows]))
         if self._views:  # most views are the same as in the step before: replace only those that changed
             stale = np.flatnonzero((view_fields != self._view_fields).any(axis=0))

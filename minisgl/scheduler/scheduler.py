@@ -72,7 +72,8 @@ class Scheduler:
         self.overlap_depth = 1 if overlap else 0
         self.eos_ids, self.seed = frozenset(eos_ids), seed
         self.events = observer or Observer()
-        self.cache_manager = CacheManager(self.spec, cache, self.events)
+        make_manager = getattr(cache, "make_manager", CacheManager)
+        self.cache_manager: CacheManager = make_manager(self.spec, cache, self.events)
         self.planner = Planner(self, policy, self.cache_manager, max_prefill_tokens)
         self.request_table = self.cache_manager.request_table
         self.speculation = speculation
@@ -159,10 +160,10 @@ class Scheduler:
            plan must fit into the step's tokens, rows and pages: `Planner.check`.
         3. Admit the waiting requests in the plan: lock their cached prefixes, allocate their KV pages, and evict cached
            pages if too few are free: `_admit`, `CacheManager.admit`.
-        4. Allocate a KV page for each decode row whose last page is full: `CacheManager.allocate_decode_pages`.
+        4. Allocate a KV page for each decode row whose last page is full: `CacheManager.allocate_step_pages`.
         5. Build the Step and launch it, without waiting for the device: `_build`, `Engine.launch`.
         6. Insert into the prefix cache the prompt pages that the launched step computes: `_record_launch`,
-           `CacheManager.cache_prompts`.
+           `CacheManager.step_launched`.
         7. Read the result of the step *before*, while the device computes the step just launched (overlap scheduling).
            Without overlap, or if there was nothing to launch, read the oldest result: `_process_result`. If a row has a
            grammar, the sampling of the step just launched starts only now, with masks that depend on the result just
@@ -257,7 +258,7 @@ class Scheduler:
         first of `Planner.victims`: the youngest running request, unless the policy uses priorities or another order.
         """
         table, cache_manager = self.request_table, self.cache_manager
-        while len(table.needing_page(table.decoding())) > cache_manager.num_available_pages:
+        while table.new_pages(table.decoding()).sum() > cache_manager.num_available_pages:
             if self.in_flight and cache_manager.has_pending_frees:
                 self._process_result()
                 continue
@@ -322,10 +323,8 @@ class Scheduler:
         table.num_computed_tokens[step.req_pool_indices] = launched.certain_ends
         table.last_step[step.req_pool_indices] = step.id
         self.in_flight.append(launched)
-        self.cache_manager.last_launched_step = step.id
         self.next_step_id += 1
-        if step.num_continuing < step.rows:
-            self.cache_manager.cache_prompts(reqs[step.num_continuing :])
+        self.cache_manager.step_launched(step, reqs[step.num_continuing :])
         self.counters.launched(step)
 
     # ---- the result --------------------------------------------------------------------------------------

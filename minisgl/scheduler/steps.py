@@ -66,10 +66,8 @@ class StepBuilder:
         decodes = table.num_computed_tokens[req_pool_indices] >= table.num_prefill_tokens[req_pool_indices]
         num_decode, num_verify = int(decodes.sum()), 0
         drafts: Drafts = {}
+        self.cache_manager.allocate_step_pages(req_pool_indices, num_tokens)
         if num_decode:
-            rows_without_page = table.needing_page(req_pool_indices[decodes])
-            if len(rows_without_page):
-                self.cache_manager.allocate_decode_pages(rows_without_page)
             if self.speculation is not None:
                 rows = np.flatnonzero(decodes)
                 decoding = [reqs[i] for i in rows.tolist()]

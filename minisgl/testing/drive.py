@@ -384,8 +384,8 @@ def rejection_reason(spec: EngineSpec, request: SimRequest) -> str:
         return "its prompt is empty"
     if longest > spec.max_seq_len:
         return f"prompt and max_tokens are {longest} tokens, and max_seq_len is {spec.max_seq_len}"
-    if longest - 1 > spec.num_pages * spec.page_size:  # the last output token needs no KV
-        return f"it needs KV for {longest - 1} tokens, and the pool holds {spec.num_pages * spec.page_size}"
+    if spec.pages_of(-(-(longest - 1) // spec.page_size)) > spec.num_pages:  # the last output token needs no KV
+        return f"it needs KV for {longest - 1} tokens, and the pool has {spec.num_pages} pages"
     if min(request.prompt) < 0 or max(request.prompt) >= spec.vocab_size:
         return f"a prompt token is not in the vocabulary of {spec.vocab_size} tokens"
     try:
@@ -397,7 +397,8 @@ def rejection_reason(spec: EngineSpec, request: SimRequest) -> str:
 
 def surely_fits(spec: EngineSpec, request: SimRequest) -> bool:
     """Return whether the pool has room even for the KV of the last output token, which is never computed."""
-    return len(request.prompt) + request.params.max_tokens <= spec.num_pages * spec.page_size
+    tokens = len(request.prompt) + request.params.max_tokens
+    return spec.pages_of(-(-tokens // spec.page_size)) <= spec.num_pages
 
 
 def drive(jobs: Iterable[Job], spec: EngineSpec, cache: PrefixCache, policy: SchedulerPolicy, **options: Any) -> Report:

@@ -43,7 +43,7 @@ def check_form(step: Step, spec: EngineSpec) -> None:
     if not len(indices) == len(columns) == len(pages):
         lengths = f"{len(indices)} request-pool rows, {len(columns)} columns and {len(pages)} pages"
         raise SimViolation("table-write", f"page_table_updates has {lengths}; the lengths differ", step=step.id)
-    num_columns = -(-spec.max_seq_len // spec.page_size)
+    num_columns = len(spec.groups) * spec.num_columns
     for name, values, limit in (
         ("req_pool_idx", indices, spec.max_running_requests),
         ("column", columns, num_columns),

@@ -1,6 +1,7 @@
 """The simulated engine: an `Engine` without a model that checks that each row reads exactly its own prefix.
 
-For each KV location it stores the hash of the token prefix that was written there. The expected tokens come from the
+For each KV location it stores the hash of the token prefix that was written there, and by which KV group. A row of a
+group with a window reads the positions of its window only. The expected tokens come from the
 requests alone (`minisgl.testing.truth`). The engine reads a step's arrays only when the step's result is requested,
 which is the latest time that the stream rule allows. It uses no state of the scheduler, the cache or the page
 allocator, and needs no torch.
@@ -17,6 +18,7 @@ import numpy as np
 
 from minisgl.core import (
     I32,
+    I64,
     PENDING,
     Admission,
     Bools,
@@ -28,13 +30,14 @@ from minisgl.core import (
     TokenMasks,
 )
 from minisgl.testing.form import check_form, digest
-from minisgl.testing.sim_records import NONE, SEVERAL, Admitted, Footprint, Launched, Row, digest_of
+from minisgl.testing.sim_records import NONE, SEVERAL, Admitted, Footprint, Launched, Row, RowPages, digest_of
 from minisgl.testing.sim_sampling import check_masks, score_prompts
 from minisgl.testing.truth import (
     ExpectedTokens,
     SimRequest,
     choose,
     extend_hash,
+    mix,
     score,
     stop_ids,
 )
@@ -89,7 +92,9 @@ class SimEngine:
         self.eos_ids = frozenset(eos_ids)
         self.counts = SimCounts()
         self.closed = False
-        columns = -(-spec.max_seq_len // spec.page_size)
+        columns = len(spec.groups) * spec.num_columns
+        # Part of the KV's content: no group reads the KV of another.
+        self._marks = [np.uint64(number and mix(number)) for number in range(len(spec.groups))]
         self._kv = np.zeros((spec.num_pages, spec.page_size), np.uint64)
         self._writer = np.full(spec.num_pages, NONE, np.int64)  # number of the admission that wrote a page last
         self._written = np.full(spec.num_pages, -1, np.int64)  # the step that wrote a page last
@@ -300,11 +305,12 @@ class SimEngine:
             if start < 0 or last_end > limit:
                 text = f"the row computes positions {start} to {last_end - 1}; the last allowed position is {limit - 1}"
                 raise SimViolation("position", text, **location)
-            pages = self._page_table[req_pool_idx, : -(-last_end // self.spec.page_size)]
-            for column in np.flatnonzero(pages < 0)[:1]:
-                position = int(column) * self.spec.page_size
-                text = f"column {column} of the page table row was not written since the request was admitted"
-                raise SimViolation("table-missing", text, **location, position=position)
+            pages = self._pages(req_pool_idx, start, last_end)
+            for of in pages:
+                for column in np.flatnonzero(of.pages < 0)[:1] + of.first:
+                    position = int(column) * self.spec.page_size
+                    text = f"column {column} of the page table row was not written since the request was admitted"
+                    raise SimViolation("table-missing", text + _of(of), **location, position=position)
             tokens = step.input_ids[offset : offset + count]
             num_sampled = int(step.num_sampled_tokens[index])
             verifies = index in step.verification_rows
@@ -327,6 +333,21 @@ class SimEngine:
             first_sampled += num_sampled
         return rows
 
+    def _pages(self, req_pool_idx: int, start: int, end: int) -> list[RowPages]:
+        """Return the pages of each group that hold what the positions from ``start`` to ``end`` read and write."""
+        found = []
+        for number, group in enumerate(self.spec.groups):
+            first = 0 if group.window < 0 else max(start - group.window + 1, 0) // self.spec.page_size
+            columns = slice(*(number * self.spec.num_columns + n for n in (first, -(-end // self.spec.page_size))))
+            found.append(RowPages(number, first, self._page_table[req_pool_idx, columns]))
+        return found
+
+    def _since(self, row: Row, of: RowPages) -> I64:
+        """Return the step that wrote the page-table entry of each of the pages."""
+        first = of.group * self.spec.num_columns + of.first
+        since: I64 = self._entry_written[row.req_pool_idx, first : first + len(of.pages)]
+        return since
+
     def _check_owners(self, step: Step, rows: list[Row], read: int) -> None:
         """Check that no two requests use a page in a way that conflicts.
 
@@ -335,15 +356,17 @@ class SimEngine:
         the row's page table entry was written.
         """
         size = self.spec.page_size
-        uses = np.bincount(np.concatenate([row.pages for row in rows]), minlength=self.spec.num_pages)
+        uses = np.bincount(
+            np.concatenate([of.pages for row in rows for of in row.pages]), minlength=self.spec.num_pages
+        )
         footprint = Footprint(
             np.full(self.spec.max_running_requests, NONE, np.int64), np.full(self.spec.num_pages, NONE, np.int64)
         )
-        for row in rows:
+        for row, of in [(row, of) for row in rows for of in row.pages]:
             number, first = row.admitted.number, row.start // size
-            written = row.pages[first:]
+            written = of.pages[first - of.first :]
             for i in np.flatnonzero(uses[written] > 1)[:1]:
-                self._fail_shared(step.id, row, first + int(i), rows)
+                self._fail_shared(step.id, row, of, first + int(i), rows)
             for unread in range(read, step.id):
                 user = self._footprints[unread].pages[written]
                 for i in np.flatnonzero((user != NONE) & (user != number))[:1]:
@@ -352,39 +375,41 @@ class SimEngine:
                     )
                     location = row.at(step.id, page=int(written[i]), position=(first + int(i)) * size)
                     raise SimViolation("page-in-flight", text, **location)
-            since = self._entry_written[row.req_pool_idx, : len(row.pages)]
-            stale = (self._writer[row.pages] != number) & (self._written[row.pages] >= since)
-            for i in np.flatnonzero(stale & (self._writer[row.pages] != NONE))[:1]:
-                page = int(row.pages[i])
+            since = self._since(row, of)
+            stale = (self._writer[of.pages] != number) & (self._written[of.pages] >= since)
+            for i in np.flatnonzero(stale & (self._writer[of.pages] != NONE))[:1]:
+                page = int(of.pages[i])
                 text = (
                     f"the request's page table contains the page since step {since[i]}, but step {self._written[page]} "
                     "wrote the page for another request: the page was freed while the page table still pointed to it"
                 )
-                raise SimViolation("page-retired", text, **row.at(step.id, page=page, position=int(i) * size))
-            before = footprint.pages[row.pages]
-            footprint.pages[row.pages] = np.where(before == NONE, number, SEVERAL)
+                position = (of.first + int(i)) * size
+                raise SimViolation("page-retired", text, **row.at(step.id, page=page, position=position))
+            before = footprint.pages[of.pages]
+            footprint.pages[of.pages] = np.where(before == NONE, number, SEVERAL)
             footprint.pool_rows[row.req_pool_idx] = number
         self._footprints[step.id] = footprint
 
-    def _fail_shared(self, step: int, row: Row, column: int, rows: list[Row]) -> NoReturn:
+    def _fail_shared(self, step: int, row: Row, of: RowPages, column: int, rows: list[Row]) -> NoReturn:
         """Raise the violation for a page that ``row`` writes and that is also elsewhere in the page tables of the step.
 
         If another row's page table has had the page for longer, the page was freed too early: "page-retired" at that
         row. Otherwise "page-shared".
         """
-        size, page = self.spec.page_size, int(row.pages[column])
-        other = next((r for r in rows if r is not row and page in r.pages), None)
+        size, page = self.spec.page_size, int(of.pages[column - of.first])
+        users = ((r, their) for r in rows for their in r.pages if r is not row and page in their.pages)
+        other, their = next(users, (None, of))
         if other is None:
             text = "the row writes a page that is twice in its page table"
             raise SimViolation("page-shared", text, **row.at(step, page=page, position=column * size))
-        theirs = int(np.flatnonzero(other.pages == page)[0])
-        since = int(self._entry_written[other.req_pool_idx, theirs])
-        if since < self._entry_written[row.req_pool_idx, column]:
+        theirs = int(np.flatnonzero(their.pages == page)[0])
+        since = int(self._since(other, their)[theirs])
+        if since < self._since(row, of)[column - of.first]:
             writer = f"row {row.index} (request {row.admitted.uid})"
             text = (
                 f"the request's page table contains the page since step {since}, but {writer} got it and writes to it"
             )
-            raise SimViolation("page-retired", text, **other.at(step, page=page, position=theirs * size))
+            raise SimViolation("page-retired", text, **other.at(step, page=page, position=(their.first + theirs) * size))
         text = f"the row writes a page that row {other.index} (request {other.admitted.uid}) uses too"
         raise SimViolation("page-shared", text, **row.at(step, page=page, position=column * size))
 
@@ -402,12 +427,17 @@ class SimEngine:
         newest = self._newest.get(admitted.uid, stream.num_prompt_tokens - 1)
         stream.extend(end)
         self._check_tokens(step, row, newest)
-        if start:
-            kv = self._kv[row.pages[: -(-start // self.spec.page_size)]].reshape(-1)[:start]
-            for position in np.flatnonzero(kv != stream.hashes[1 : start + 1] ^ np.uint64(stream.namespace))[:1]:
-                page = int(row.pages[position // self.spec.page_size])
-                text = f"the row reads {self._describe(int(kv[position]))}; expected the KV of its own prefix"
-                raise SimViolation("kv-content", text, **row.at(step, page=page, position=int(position)))
+        for of in row.pages:
+            size, window = self.spec.page_size, self.spec.groups[of.group].window
+            first = of.first * size if window < 0 else max(start - window + 1, 0)  # position that the row reads first
+            mark = np.uint64(stream.namespace) ^ self._marks[of.group]
+            kv = self._kv[of.pages[: -(-start // size) - of.first]].reshape(-1)[first - of.first * size :]
+            for i in np.flatnonzero(kv[: start - first] != stream.hashes[first + 1 : start + 1] ^ mark)[:1]:
+                position = first + int(i)
+                page = int(of.pages[position // size - of.first])
+                found = self._describe(int(kv[i] ^ self._marks[of.group]))
+                text = f"the row reads {found}{_of(of)}; expected the KV of its own prefix"
+                raise SimViolation("kv-content", text, **row.at(step, page=page, position=position))
         # The scheduler discards tokens that were in flight when their request was retracted, and samples them again.
         first = end - max(row.num_sampled - 1, 0)  # position after the last token that is no draft
         if row.num_sampled and first not in self._possible_lengths(admitted.uid, stream):
@@ -452,14 +482,15 @@ class SimEngine:
         drafts = row.tokens[1:].tolist() if row.verifies else []
         size = self.spec.page_size
         positions = np.arange(start, end)
-        pages = row.pages[positions // size]
         prefixes = [int(stream.hashes[end - len(drafts)])]
         for draft in drafts:
             prefixes.append(extend_hash(prefixes[-1], draft))
         written = np.concatenate((stream.hashes[start + 1 : end - len(drafts)], np.array(prefixes, np.uint64)))
-        self._kv[pages, positions % size] = written ^ np.uint64(stream.namespace)
-        self._writer[pages] = admitted.number
-        self._written[pages] = step
+        for of in row.pages:
+            pages = of.pages[positions // size - of.first]
+            self._kv[pages, positions % size] = written ^ np.uint64(stream.namespace) ^ self._marks[of.group]
+            self._writer[pages] = admitted.number
+            self._written[pages] = step
         admitted.end = end
         if not row.num_sampled:
             return [], []
@@ -543,3 +574,8 @@ class SimEngine:
             counts.prompt_tokens += max(0, min(row.end, row.stream.num_prompt_tokens) - row.start)
             counts.recomputed += max(0, min(row.end, reached) - row.start)
             self._reached[uid] = max(row.end - rejected, reached)
+
+
+def _of(pages: RowPages) -> str:
+    """Return the words that name the KV group in a message; none for the first group, which most models have alone."""
+    return f" (KV group {pages.group})" if pages.group else ""

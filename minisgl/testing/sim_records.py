@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from minisgl.core import I32, I64, Step, TokenMasks
 from minisgl.testing.truth import ExpectedTokens
@@ -45,6 +45,14 @@ class Footprint:
     pages: I64  # [num_pages] number of the admission that accessed the page, NONE or SEVERAL
 
 
+class RowPages(NamedTuple):
+    """The pages that a row may read or write in one KV group: those in the columns of the group from ``first`` on."""
+
+    group: int
+    first: int
+    pages: I32
+
+
 @dataclass
 class Row:
     index: int
@@ -57,7 +65,7 @@ class Row:
     num_sampled: int
     verifies: bool
     first_sampled: int  # number of the row's first sampled position among those of the step
-    pages: I32  # of all positions from 0 on that the row may compute, in all rounds
+    pages: list[RowPages]  # of each group, up to the last position that the row may compute, in all rounds
     accepted: int = 0  # set when the row is computed
 
     def at(self, step: int, **more: int) -> dict[str, Any]:
