@@ -26,6 +26,7 @@ from minisgl.core import EngineSpec, SamplingParams
 from minisgl.models.resolve import resolve_model
 from minisgl.testing.drive import Drive, Job, Report, make_plugin
 from minisgl.testing.kv_events import KVEventsDrive
+from minisgl.testing.kv_groups import WindowDrive, random_groups
 from minisgl.testing.truth import WITH_DEAD_ENDS, expected_output
 from minisgl.tokenizer.tokenizer import Tokenizer
 
@@ -83,11 +84,11 @@ class Totals:
         return self
 
 
-def run(seed: int, speculation: str | None = None) -> Report:
+def run(seed: int, speculation: str | None = None, windows: bool = False) -> Report:
     """Run the schedule with this seed. Raise AssertionError if a check fails.
 
     ``speculation`` is the name of a built-in proposer, whose drafts then take the place of made-up ones. Their number
-    follows how many were accepted.
+    follows how many were accepted. With ``windows``, the engine has several KV groups, and there are no drafts.
     """
     random = Random(seed)
     page_size = random.choice(PAGE_SIZES)
@@ -102,17 +103,27 @@ def run(seed: int, speculation: str | None = None) -> Report:
         vocab_size=len_vocabulary() if chats else random.choice([4, 12, 40]),
     )
     policy = random.choice(POLICIES)
-    drive = KVEventsDrive(
-        spec,
-        make_plugin("cache", random.choice(["naive", "radix", "radix"]), page_size=page_size),
-        make_plugin("scheduler", policy, **_policy_options(random, policy)),
-        overlap=random.random() < 0.7,
-        max_prefill_tokens=random.choice([1, 3, 8, 50, 8192]),
-        starvation_steps=random.choice([2, 16, 512]),
-        eos_ids=random.choice([(), (), (3,), (1, 2)]),
-        **_speculation(speculation, seed, spec, random.choice([None, (1, 50, seed), (4, 80, seed), (9, 95, seed)])),
-        **_rounds(seed),
-    )
+    cache = random.choice(["naive", "radix", "radix"])
+    options = {
+        "policy": make_plugin("scheduler", policy, **_policy_options(random, policy)),
+        "overlap": random.random() < 0.7,
+        "max_prefill_tokens": random.choice([1, 3, 8, 50, 8192]),
+        "starvation_steps": random.choice([2, 16, 512]),
+        "eos_ids": random.choice([(), (), (3,), (1, 2)]),
+    }
+    drafts = random.choice([None, (1, 50, seed), (4, 80, seed), (9, 95, seed)])
+    drive: Drive
+    if windows:
+        spec = _with_groups(seed, spec, options["max_prefill_tokens"])
+        drive = WindowDrive(spec, make_plugin("cache", "groups", spec=spec), **options)
+    else:
+        drive = KVEventsDrive(
+            spec,
+            make_plugin("cache", cache, page_size=page_size),
+            **options,
+            **_speculation(speculation, seed, spec, drafts),
+            **_rounds(seed),
+        )
     jobs = list(_conversations(random, drive) if chats else _prompts(random, drive))
     if policy == "priority":
         jobs = _with_priorities(random, jobs)
@@ -121,6 +132,14 @@ def run(seed: int, speculation: str | None = None) -> Report:
     if spec.max_seq_len >= num_pages * page_size:
         drive.check_whole_pool()
     return report
+
+
+def _with_groups(seed: int, spec: EngineSpec, chunk: int) -> EngineSpec:
+    """Return the spec with random KV groups. They have random numbers of their own: the requests are the same."""
+    random = Random(f"groups {seed}")
+    groups = random_groups(random, spec.page_size, min(chunk, spec.max_seq_len))
+    needed = sum(min(spec.num_pages, group.max_pages) for group in groups)
+    return replace(spec, num_pages=random.randrange(max(needed // 4, 2), max(needed, 2) + 1), groups=groups)
 
 
 def _policy_options(random: Random, policy: str) -> dict[str, Any]:
@@ -277,15 +296,17 @@ def question(text: str) -> list[int]:
 # ---- many schedules ------------------------------------------------------------------------------------------
 
 
-def run_all(seeds: Sequence[int], speculation: str | None = None) -> tuple[Totals, list[tuple[int, str]]]:
+def run_all(
+    seeds: Sequence[int], speculation: str | None = None, windows: bool = False
+) -> tuple[Totals, list[tuple[int, str]]]:
     """Run the schedules with these seeds. Return the totals, and (seed, error) of each schedule that failed.
 
-    ``speculation`` is that of `run`.
+    ``speculation`` and ``windows`` are those of `run`.
     """
     totals, failed = Totals(), []
     for seed in seeds:
         try:
-            totals.add(run(seed, speculation))
+            totals.add(run(seed, speculation, windows))
         except Exception as error:  # every kind of failure is reported with its seed
             failed.append((seed, f"{type(error).__name__}: {error}"))
     return totals, failed
@@ -308,13 +329,14 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the first schedule (default 0)")
     parser.add_argument("--processes", type=int, default=2, help="processes that share the work (default 2)")
     parser.add_argument("--speculation", choices=["ngram", "suffix"], help="a proposer (default: made-up drafts)")
+    parser.add_argument("--windows", action="store_true", help="several KV groups, with cache=groups")
     args = parser.parse_args(argv)
     began = time.monotonic()
     seeds = range(args.seed, args.seed + args.schedules)
     blocks = [seeds[i : i + 50] for i in range(0, len(seeds), 50)]
     totals, failed = Totals(), list[tuple[int, str]]()
     with ProcessPoolExecutor(args.processes) as pool:
-        for part, errors in pool.map(run_all, blocks, [args.speculation] * len(blocks)):
+        for part, errors in pool.map(run_all, blocks, [args.speculation] * len(blocks), [args.windows] * len(blocks)):
             totals += part
             failed += errors
             for seed, text in errors:
