@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
-from minisgl.core import I32
+from minisgl.core import I32, KVGroup
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,6 +60,7 @@ class AttnNeeds:
     """Up to this number of decode rows, `attend` may read and store KV in one launch. No row of such a step may read
     what another row of it stores, so all rows must be of different requests."""
     sinks: bool = False  # whether the backend computes `LayerSpec.sinks`; a model that has some is refused if not
+    groups: bool = False  # whether a layer with a window reads no page behind it: such pages may be another request's
     refuse: str = ""  # why the backend cannot run on this machine; "": it can
 
 
@@ -138,6 +139,10 @@ class AttentionBackend:
     def needs(self) -> AttnNeeds:
         """Return the backend's requirements. The engine calls it first, before the KV pool exists."""
         raise NotImplementedError
+
+    def group_layers(self, layers: Sequence[LayerSpec]) -> tuple[tuple[KVGroup, ...], int]:
+        """Return the KV groups of the layers, and how many layers a page holds. Called before `bind`: one group here."""
+        return (KVGroup(),), len(layers)
 
     def bind(self, pool: KVPool, layers: Sequence[LayerSpec], keys: Sequence[GraphKey]) -> None:
         """Store the KV pool as ``self.pool``. ``keys`` are the decode buckets that the graph runner will record.

@@ -7,9 +7,11 @@ and the supervision of processes are left to the callers.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +22,6 @@ from minisgl.core import EngineSpec
 from minisgl.distributed import Communicator
 from minisgl.engine import setup
 from minisgl.engine.engine import TorchEngine
-from minisgl.engine.inputs import InputBuilder
 from minisgl.engine.model_runner import ModelRunner, StepRunner
 from minisgl.engine.sampler import state_bytes
 from minisgl.kvcache.pool import KVPool
@@ -112,6 +113,9 @@ def _assemble(
     max_seq_len = setup.resolve_max_seq_len(config, model_config)
     eos = eos_ids(path)
     attention = setup.build_attention(config, manager, device, dtype)
+    if (wrap_attention := getattr(config.cache, "wrap_attention", None)) is not None:
+        build_another = functools.partial(setup.build_attention, config, manager, device, dtype)
+        attention = wrap_attention(config, attention, build_another)
     ranks: dict[str, Any] = {"rank": rank, "size": size, "address": address, "device": device}
     comm = Communicator()
     if config.communicator is not None:
@@ -159,17 +163,20 @@ def _allocate_pool(
             f"The layers of {config.model} have attention sinks, which the attention backend "
             f"{type(config.attention).__name__.lower()} does not compute here: use attention=torch."
         )
-    shape = (len(layers), config.page_size, layers[0].kv_heads, layers[0].head_dim)
-    reserved = needs.workspace + _state_bytes(config, max_seq_len, vocab_size, rank)
-    pages = setup.size_pool(config, KVPool.page_bytes(*shape, ctx.dtype), max_seq_len, ctx.device, reserved)
-    pages = min(int(n) for n in ctx.comm.exchange(str(pages).encode()))  # page numbers must be valid on all ranks
+    groups, depth = attention.group_layers(layers)
     spec = EngineSpec(
         page_size=config.page_size,
-        num_pages=pages,
+        num_pages=0,
         max_running_requests=config.max_running_requests,
         max_seq_len=max_seq_len,
         vocab_size=vocab_size,
+        groups=groups,
     )
+    shape = (depth, config.page_size, layers[0].kv_heads, layers[0].head_dim)
+    reserved = needs.workspace + _state_bytes(spec, rank)
+    pages = setup.size_pool(config, KVPool.page_bytes(*shape, ctx.dtype), spec, ctx.device, reserved)
+    pages = min(int(n) for n in ctx.comm.exchange(str(pages).encode()))  # page numbers must be valid on all ranks
+    spec = replace(spec, num_pages=pages)
     ctx.pool = KVPool(shape[0], pages + 1, *shape[1:], ctx.dtype, ctx.device, needs.layout)
     tokens, gib = pages * config.page_size, ctx.pool.nbytes / 2**30
     note = "; memory is committed as it is first used" if ctx.device.type == "cpu" else ""
@@ -177,11 +184,11 @@ def _allocate_pool(
     return spec
 
 
-def _state_bytes(config: Config, max_seq_len: int, vocab_size: int, rank: int) -> int:
+def _state_bytes(spec: EngineSpec, rank: int) -> int:
     """Return the bytes of device memory for the page table and for sampling. Only rank 0 samples."""
-    rows = config.max_running_requests
-    sampling = state_bytes(rows, vocab_size) if rank == 0 else 0
-    return (rows + 1) * (8 + InputBuilder.page_table_row_bytes(max_seq_len, config.page_size)) + sampling
+    rows = spec.max_running_requests
+    sampling = state_bytes(rows, spec.vocab_size) if rank == 0 else 0
+    return (rows + 1) * (8 + 4 * len(spec.groups) * spec.num_columns) + sampling
 
 
 def prepare_device(config: Config, local_rank: int, local_size: int) -> None:

@@ -132,11 +132,6 @@ class InputBuilder:
         self._cu_seqlens_q_cpu = np.arange(spec.max_running_requests + 2, dtype=np.int32)
         self._cu_seqlens_q = torch.from_numpy(self._cu_seqlens_q_cpu).to(device)
 
-    @staticmethod
-    def page_table_row_bytes(max_seq_len: int, page_size: int) -> int:
-        """Return the bytes of a row of the page table."""
-        return 4 * -(-max_seq_len // page_size)
-
     def update_page_table(self, step: Step) -> None:
         """Apply the step's writes to the page table, on the host and on the device, in their order."""
         rows, columns, pages = step.page_table_updates

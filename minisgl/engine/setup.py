@@ -19,6 +19,7 @@ import torch
 
 from minisgl.attention import AttentionBackend
 from minisgl.config import Config, ConfigError
+from minisgl.core import EngineSpec
 from minisgl.layers.context import Context
 from minisgl.models.config import HOW_TO_ADD, ModelConfig
 from minisgl.models.converter import ModelConverter, Quantization, load_converted
@@ -222,32 +223,32 @@ CPU_SHARE, CPU_LIMIT = 0.1, 4 << 30
 ``memory_ratio`` applies to GPUs only."""
 
 
-def size_pool(config: Config, page_bytes: int, max_len: int, device: torch.device, reserved: int) -> int:
+def size_pool(config: Config, page_bytes: int, spec: EngineSpec, device: torch.device, reserved: int) -> int:
     """Return the number of pages of the KV pool, not counting the scratch page.
 
-    ``page_bytes`` is the size of one page in all layers on this rank. ``reserved`` is a number of bytes that are
+    ``page_bytes`` is the size of one page on this rank, and ``spec`` has all other sizes. ``reserved`` is a number of bytes that are
     left free, for what is allocated later: the workspace of the attention backend, the page table and the state of the
     sampler. If ``num_pages`` is not given, the result is at most the number of pages that ``max_running_requests``
-    requests of ``max_len`` tokens can fill.
+    requests of ``max_seq_len`` tokens can fill.
 
     Raises `ConfigError` if the pool would hold fewer than 2 tokens, or if the option ``max_seq_len`` is given and a
     request of that length does not fit.
     """
-    size = config.page_size
+    size, max_len, request_pages = config.page_size, spec.max_seq_len, spec.pages_of(spec.num_columns)
     if config.num_pages is not None:
         pages, why = config.num_pages, f"num_pages={config.num_pages}"
     else:
         available, why = _available_bytes(config, device, reserved)
-        usable_pages = config.max_running_requests * -(-max_len // size)
+        usable_pages = config.max_running_requests * request_pages
         pages = min(available // page_bytes - 1, usable_pages)  # one page is the scratch page
     if pages * size < 2:
         raise ConfigError(
             f"No KV pool fits: {why} leaves {max(pages, 0)} pages of {size} tokens, {page_bytes / 2**20:.1f} MiB each. "
             "Raise num_pages or memory_ratio, or choose a smaller model or dtype."
         )
-    if config.max_seq_len is not None and pages * size < max_len:
+    if config.max_seq_len is not None and pages < request_pages:
         raise ConfigError(
-            f"max_seq_len={config.max_seq_len} needs {-(-max_len // size)} pages of {size} tokens for one request, but "
+            f"max_seq_len={max_len} needs {request_pages} pages of {size} tokens for one request, but "
             f"{why} leaves {pages}. Lower max_seq_len, or raise num_pages or memory_ratio."
         )
     return pages

@@ -46,7 +46,7 @@ def build_scheduler(
     off the adaptation of the number of drafts. ``link`` connects the observers with a server.
     """
     manager.observe(config, engine.spec, link)
-    cache = manager.build("cache", config.cache, page_size=engine.spec.page_size)
+    cache = manager.build("cache", config.cache, page_size=engine.spec.page_size, spec=engine.spec)
     policy = manager.build("scheduler", config.scheduler)
     manager.load_built_in("scheduler", "guard")  # keeps promise 6
     for wrap in reversed(manager.hook.minisgl_wrap_policy(config=config)):  # the plugin loaded last is the outermost

@@ -66,6 +66,7 @@ class CppAttention(AttentionBackend):
             workspace=prefill.workspace,
             graph=True,
             sinks=prefill.sinks,
+            groups=prefill.groups,
             refuse=self._refuse(prefill) or prefill.refuse,
         )
 

@@ -83,6 +83,7 @@ class SparseAttention(AttentionBackend):
             workspace=prefill.workspace,
             graph=True,
             sinks=prefill.sinks,
+            groups=prefill.groups,
             refuse=refuse or prefill.refuse,
         )
 

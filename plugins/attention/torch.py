@@ -67,7 +67,7 @@ class TorchAttention(AttentionBackend):
     def needs(self) -> AttnNeeds:
         # On a CPU a simulated graph records ``forward`` as one launch. On a GPU a graph would record kernels whose
         # number and shapes depend on the lengths of the rows.
-        return AttnNeeds(graph=self.device.type == "cpu", sinks=True)
+        return AttnNeeds(graph=self.device.type == "cpu", sinks=True, groups=True)
 
     def bind(self, pool: KVPool, layers: Sequence[LayerSpec], keys: Sequence[GraphKey]) -> None:
         super().bind(pool, layers, keys)

@@ -31,7 +31,11 @@ _RANK_0 = "once in rank 0's process, at start, when the scheduler is built; othe
 PARTS: Mapping[str, PartSpec] = MappingProxyType(
     {
         "attention": PartSpec("`minisgl.attention.AttentionBackend`", _EACH_RANK, _DEVICE),
-        "cache": PartSpec("`minisgl.kvcache.PrefixCache`, empty", _RANK_0, {"page_size": "tokens of a KV page"}),
+        "cache": PartSpec(
+            "`minisgl.kvcache.PrefixCache`, empty",
+            _RANK_0,
+            {"page_size": "tokens of a KV page", "spec": "the sizes of the engine, an `EngineSpec`"},
+        ),
         "scheduler": PartSpec("`minisgl.scheduler.SchedulerPolicy`", _RANK_0),
         "moe": PartSpec(
             "`minisgl.plugins.moe.MoeBackend`", f"{_EACH_RANK}; only for models that have experts", _DEVICE

@@ -166,12 +166,13 @@ def test_small_pool_refuses_long_requests(path: Path) -> None:
 def test_pool_size_on_cpu(manager: PluginManager, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU the pool takes 10 % of the machine's memory, but at most 4 GiB, minus attention's workspace."""
     config = compose(manager, [f"model={path}", "page_size=16"])
+    spec = EngineSpec(page_size=16, num_pages=0, max_running_requests=256, max_seq_len=512, vocab_size=320)
     total = type("Memory", (), {"total": 2 << 30})
     monkeypatch.setattr(setup.psutil, "virtual_memory", lambda: total)
-    pages = setup.size_pool(config, 1 << 20, 512, torch.device("cpu"), reserved=4 << 20)
+    pages = setup.size_pool(config, 1 << 20, spec, torch.device("cpu"), reserved=4 << 20)
     assert pages == int(0.1 * (2 << 30)) // (1 << 20) - 4 - 1
     monkeypatch.setattr(setup.psutil, "virtual_memory", lambda: type("Memory", (), {"total": 1 << 40}))
-    assert setup.size_pool(config, 1 << 20, 512, torch.device("cpu"), reserved=0) == 4096 - 1
+    assert setup.size_pool(config, 1 << 20, spec, torch.device("cpu"), reserved=0) == 4096 - 1
 
 
 # ---- results --------------------------------------------------------------------------------
