@@ -1,7 +1,6 @@
 """Data types shared by all parts of minisgl: requests, steps, step results, outputs.
 
-This module depends on numpy and msgspec. It imports no torch and starts no process. Arrays are in host memory, and are
-int32 unless a comment gives another dtype.
+The module imports no torch and starts no process. Arrays are in host memory: int32, unless a comment says otherwise.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ __all__ = [
     "I64",
     "INTERRUPTED",
     "PENDING",
-    "PER_POSITION",
     "Admission",
     "Bools",
     "Engine",
@@ -53,7 +51,6 @@ The token is still on the device, so the scheduler can launch a decode row befor
 """
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-
 
 INTERRUPTED = "The run was interrupted."
 """The error of the requests that are open when a scheduler is closed, as after Ctrl-C."""
@@ -159,20 +156,9 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
         return _step_encoder.encode(self)
 
     @staticmethod
-    def id_of(data: bytes) -> int:
-        """Return the id of the step that `encode` turned into ``data``, without decoding the rest."""
-        return _head_decoder.decode(data).id
-
-    @staticmethod
     def decode(data: bytes) -> Step:
         """Return the step that `encode` turned into ``data``. The step owns its arrays, which are copies."""
         return _step_decoder.decode(data)
-
-
-class _Head(msgspec.Struct, array_like=True):
-    """The first element of an encoded step; the others are skipped."""
-
-    id: int
 
 
 def _pack_array(obj: Any) -> Any:
@@ -187,7 +173,6 @@ def _unpack_array(code: int, data: memoryview) -> Any:
 
 _step_encoder = msgspec.msgpack.Encoder(enc_hook=_pack_array)
 _step_decoder = msgspec.msgpack.Decoder(Step, ext_hook=_unpack_array)
-_head_decoder = msgspec.msgpack.Decoder(_Head)
 
 
 class StepResult(NamedTuple):
@@ -232,7 +217,7 @@ class Logprobs(NamedTuple):
 
 
 class KVGroup(NamedTuple):
-    """Layers with the same pages: docs/design/kv-groups.md. Page c of group g is in column g · (pages of max_seq_len) + c."""
+    """Layers with the same pages: docs/design/kv-groups.md. Page c of group g is in column g · ``num_columns`` + c."""
 
     window: int = -1  # positions that a query of these layers reads, its own included; -1: all
     max_pages: int = 2**31 - 1  # the most pages that one request needs in the group at a time, whatever its length
@@ -255,7 +240,7 @@ class EngineSpec:
 
     @property
     def num_columns(self) -> int:
-        """The number of columns of the page table for one group: the pages of ``max_seq_len`` tokens."""
+        """Columns of the page table for one group: the pages of ``max_seq_len`` tokens."""
         return -(-self.max_seq_len // self.page_size)
 
     def pages_of(self, num_pages: int) -> int:
@@ -314,10 +299,6 @@ class Engine(Protocol):
 
 
 # ---- outputs of the scheduler, and its requests -------------------------------------------------
-
-
-PER_POSITION = "accepted_draft_tokens_per_pos_"
-"""The beginning of the names of the scheduler's counts by a draft's place in its row, with which the names end."""
 
 
 class Finished(msgspec.Struct, array_like=True):

@@ -141,7 +141,7 @@ class AttentionBackend:
         raise NotImplementedError
 
     def group_layers(self, layers: Sequence[LayerSpec]) -> tuple[tuple[KVGroup, ...], int]:
-        """Return the KV groups of the layers, and how many layers a page holds. Called before `bind`: one group here."""
+        """Return the KV groups of the layers, and how many layers a page holds. Called before `bind`."""
         return (KVGroup(),), len(layers)
 
     def bind(self, pool: KVPool, layers: Sequence[LayerSpec], keys: Sequence[GraphKey]) -> None:

@@ -115,7 +115,7 @@ def _assemble(
     attention = setup.build_attention(config, manager, device, dtype)
     if (wrap_attention := getattr(config.cache, "wrap_attention", None)) is not None:
         build_another = functools.partial(setup.build_attention, config, manager, device, dtype)
-        attention = wrap_attention(config, attention, build_another)
+        attention = wrap_attention(config, device, attention, build_another)
     ranks: dict[str, Any] = {"rank": rank, "size": size, "address": address, "device": device}
     comm = Communicator()
     if config.communicator is not None:

@@ -50,7 +50,11 @@ class InsertResult(NamedTuple):
 
 
 class PrefixCache(Protocol):
-    """A map from token prefixes to KV pages. The length of every prefix is a multiple of the page size."""
+    """A map from token prefixes to KV pages. The length of every prefix is a multiple of the page size.
+
+    A cache may have a further member, ``make_manager(spec, cache, events)``: it returns the `CacheManager` that knows
+    this cache, if that is another than the scheduler's own.
+    """
 
     reuses: bool
     """Whether the cache ever holds pages. If True, a request waits while another one computes its next page."""

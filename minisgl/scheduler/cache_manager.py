@@ -53,7 +53,7 @@ request that matches these pages runs in a later step, and steps take effect in 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -100,7 +100,7 @@ class CacheManager:
         self.allocator = PageAllocator(spec.num_pages, spec.max_running_requests)
         self.request_table = RequestTable(spec)
         self.reserve = Reserve()  # tokens of each running request for which admission keeps pages free
-        self._rematch = cache.rematch if isinstance(cache, Rematches) else _match_again(cache)
+        self._rematch = cache.rematch if isinstance(cache, Rematches) else lambda key, last: cache.match(key)
         self.last_launched_step = -1
         self.last_read_step = -1
         self.evicted_pages = 0  # number of pages evicted since the start
@@ -384,10 +384,6 @@ class CacheManager:
             for handle in handles:
                 self.cache.unlock(handle)
             self._version += 1
-
-
-def _match_again(cache: PrefixCache) -> Callable[[Key, MatchResult], MatchResult]:
-    return lambda key, last: cache.match(key)
 
 
 def _num_reusable_tokens(req: Req) -> int:

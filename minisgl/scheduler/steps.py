@@ -67,14 +67,13 @@ class StepBuilder:
         num_decode, num_verify = int(decodes.sum()), 0
         drafts: Drafts = {}
         self.cache_manager.allocate_step_pages(req_pool_indices, num_tokens)
-        if num_decode:
-            if self.speculation is not None:
-                rows = np.flatnonzero(decodes)
-                decoding = [reqs[i] for i in rows.tolist()]
-                found = self.speculation.draft(self.cache_manager, step_id, decoding, req_pool_indices[rows])
-                drafts = {row: tokens for row, tokens in zip(rows.tolist(), found, strict=True) if tokens}
-                num_verify = len(drafts)
-                num_decode -= num_verify
+        if num_decode and self.speculation is not None:
+            rows = np.flatnonzero(decodes)
+            decoding = [reqs[i] for i in rows.tolist()]
+            found = self.speculation.draft(self.cache_manager, step_id, decoding, req_pool_indices[rows])
+            drafts = {row: tokens for row, tokens in zip(rows.tolist(), found, strict=True) if tokens}
+            num_verify = len(drafts)
+            num_decode -= num_verify
         if max(num_decode, num_verify) not in (0, len(reqs)):  # rows of several kinds
             kinds = np.where(decodes, _DECODE, _PREFILL)
             kinds[list(drafts)] = _VERIFY
@@ -352,6 +351,10 @@ COUNTS = (
     "finished_abort",
     "finished_error",
 )
+
+
+PER_POSITION = "accepted_draft_tokens_per_pos_"
+"""The beginning of the names of the scheduler's counts by a draft's place in its row, with which the names end."""
 
 
 class Counters(dict[str, int]):

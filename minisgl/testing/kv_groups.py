@@ -1,14 +1,13 @@
 """Checks of KV groups: no running request keeps pages behind its window, and none has lost a page of its window.
 
-`SimEngine` checks that each row reads exactly its window. It sees no owners, so it finds a page that was freed too early
-only when another request has written it, and a page that is kept too long not at all. `WindowDrive` asks the page
+`SimEngine` checks that each row reads exactly its window. It sees no owners. So it finds a page that was freed too
+early only when another request has written it, and a page that is kept too long not at all. `WindowDrive` asks the page
 allocator, and knows nothing of the plugin's records but the page table.
 """
 
 from __future__ import annotations
 
 from random import Random
-
 
 import numpy as np
 
@@ -99,5 +98,3 @@ class WindowDrive(Drive):
         uid = max(self.requests, default=0) + 1
         self.run([Job(uid, [1] * (tokens - 1), SamplingParams(max_tokens=1, temperature=0.0))])
         assert self.report.finished[uid].output_tokens == 1
-
-

@@ -12,9 +12,9 @@ import numpy as np
 
 from minisgl.core import I32, EngineSpec, Req
 from minisgl.kvcache import Key, MatchResult
-from minisgl.plugins.kv_groups.manager import GroupCacheManager
-from minisgl.plugins.kv_groups.table import GroupTable
-from minisgl.plugins.kv_groups.tree import GroupedCache, Path
+from minisgl.plugins.cache.grouped.manager import GroupCacheManager
+from minisgl.plugins.cache.grouped.table import GroupTable
+from minisgl.plugins.cache.grouped.tree import GroupedCache, Path
 from minisgl.testing.drive import Job, make_plugin
 from minisgl.testing.kv_groups import WindowDrive, group
 from minisgl.testing.planted import ArrivalOrderPolicy, job
@@ -159,7 +159,8 @@ def groups_exchanged_at_hit() -> Bug:
 
     def match(self: GroupedCache, key: Key) -> MatchResult:
         right = real(self, key)
-        return right._replace(pages=right.pages[:, [*range(right.pages.shape[1] - 2), -1, -2]])
+        pages: I32 = right.pages[:, [*range(right.pages.shape[1] - 2), -1, -2]]
+        return MatchResult(right.handle, pages, right.unlocked)
 
     return patch.object(GroupedCache, "match", match)
 
@@ -181,7 +182,7 @@ def spares_lost() -> Bug:
 
     def own(self: GroupTable, row: int) -> list[int]:
         spares, self.spares[row] = self.spares[row], [[] for _ in self.windows]
-        pages = real(self, row)
+        pages: list[int] = real(self, row)
         self.spares[row] = spares
         return pages
 
@@ -260,7 +261,9 @@ PLANTED_WINDOWS: dict[str, PlantedWindow] = {
         cached_without_room, CROWDED, 15, "cannot hold the only running request", (6, 6, 6)
     ),
     "spares that are never retired": PlantedWindow(spares_lost, LONG, 60, "lost"),
-    "a page of the cache that is filled again": PlantedWindow(cached_page_as_spare, LONG, 60, "cannot transfer to the cache page"),
+    "a page of the cache that is filled again": PlantedWindow(
+        cached_page_as_spare, LONG, 60, "cannot transfer to the cache page"
+    ),
     "locks that outlive the request": PlantedWindow(end_keeps_locks, SHARED, 60, "are locked"),
     "a page of the window that is filled again": PlantedWindow(spare_reused_too_soon, LONG, 60, "page-shared"),
 }

@@ -362,7 +362,7 @@ class SimEngine:
         footprint = Footprint(
             np.full(self.spec.max_running_requests, NONE, np.int64), np.full(self.spec.num_pages, NONE, np.int64)
         )
-        for row, of in [(row, of) for row in rows for of in row.pages]:
+        for row, of in [(each, of) for each in rows for of in each.pages]:
             number, first = row.admitted.number, row.start // size
             written = of.pages[first - of.first :]
             for i in np.flatnonzero(uses[written] > 1)[:1]:
@@ -409,7 +409,9 @@ class SimEngine:
             text = (
                 f"the request's page table contains the page since step {since}, but {writer} got it and writes to it"
             )
-            raise SimViolation("page-retired", text, **other.at(step, page=page, position=(their.first + theirs) * size))
+            raise SimViolation(
+                "page-retired", text, **other.at(step, page=page, position=(their.first + theirs) * size)
+            )
         text = f"the row writes a page that row {other.index} (request {other.admitted.uid}) uses too"
         raise SimViolation("page-shared", text, **row.at(step, page=page, position=column * size))
 

@@ -29,7 +29,7 @@ class Trace:
     @property
     def spec(self) -> EngineSpec:
         """Sizes of the engine."""
-        return EngineSpec(**self.header.spec)
+        return EngineSpec(**self.header.spec)  # type: ignore[arg-type]  # the sizes, not the groups
 
     @property
     def complete(self) -> bool:

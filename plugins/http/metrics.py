@@ -16,8 +16,8 @@ from prometheus_client.registry import Collector
 
 from minisgl import hookimpl
 from minisgl.config import Config
-from minisgl.core import PER_POSITION
 from minisgl.message import Pong, Stats
+from minisgl.scheduler.steps import PER_POSITION
 from minisgl.server.app import GET_OR_HEAD, Api
 from minisgl.server.errors import CLIENT_CLOSED_REQUEST
 from minisgl.server.extension import HttpExtension

@@ -17,8 +17,9 @@ from prometheus_client.registry import Collector
 
 from minisgl import hookimpl
 from minisgl.config import Config
-from minisgl.core import PER_POSITION, EngineSpec, Finished, SamplingParams
+from minisgl.core import EngineSpec, Finished, SamplingParams
 from minisgl.message import Delta, Stats
+from minisgl.scheduler.steps import PER_POSITION
 from minisgl.server.app import Api
 from minisgl.server.extension import HttpExtension
 from minisgl.server.request_record import RequestRecord, Stream

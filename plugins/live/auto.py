@@ -12,7 +12,7 @@ class Auto(LiveOptions):
     """The live view at ``GET /``, if ``server.host`` is a loopback address: only this machine can open the page."""
 
     def is_on(self, config: Config) -> bool:
-        return is_loopback(config.server.host)
+        return is_loopback(config.server.host) and not getattr(config.cache, "hides_pages", False)
 
 
 minisgl_configs, minisgl_observer = hooks_of("auto", Auto)

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from minisgl import LLM, SamplingParams
 from minisgl.config import ConfigError
-from minisgl.core import Admission, EngineDeadError, InvalidRequestError, Step
+from minisgl.core import Admission, EngineDeadError, EngineSpec, InvalidRequestError, Step
 from minisgl.engine import setup
 from minisgl.engine.build import build_engine
 from minisgl.engine.engine import TorchEngine

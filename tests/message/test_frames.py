@@ -14,7 +14,16 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from minisgl.cluster.multi_node.frames import Beat, ChannelError, EndOfSteps, Frame, Session, StepFrame, Welcome
+from minisgl.cluster.multi_node.frames import (
+    Beat,
+    ChannelError,
+    EndOfSteps,
+    Frame,
+    Session,
+    StepFrame,
+    Welcome,
+    step_id,
+)
 from minisgl.core import Step
 
 I32 = np.int32
@@ -52,7 +61,7 @@ def test_messages_arrive_in_order() -> None:
 @pytest.mark.parametrize("number", [0, 127, 128, 70_000, 2**40])
 def test_id_of_a_step(number: int) -> None:
     encoded = replace(step(number), id=number).encode()
-    assert Step.id_of(encoded) == Step.decode(encoded).id == number
+    assert step_id(encoded) == Step.decode(encoded).id == number
 
 
 @pytest.mark.parametrize("rounds", [1, 3])

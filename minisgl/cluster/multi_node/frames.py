@@ -15,8 +15,6 @@ from typing import TypeAlias
 
 import msgspec
 
-from minisgl.core import Step
-
 MAX_BODY_BYTES = 256 << 20
 """Largest body of a frame. A step's largest part are the tokens of the requests with penalties that it admits: at most
 256 requests, each with 4 bytes for each token of its context."""
@@ -134,12 +132,26 @@ class Session:
         try:
             message = _decoder.decode(body)
             if isinstance(message, StepFrame):
-                self._check_step(Step.id_of(message.data))
+                self._check_step(step_id(message.data))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ChannelError(f"a frame of {len(body)} bytes is no message: {error}") from error
         return message
 
-    def _check_step(self, step_id: int) -> None:
-        if step_id != self._steps:
-            raise ChannelError(f"step {step_id} arrived in place of step {self._steps}")
+    def _check_step(self, number: int) -> None:
+        if number != self._steps:
+            raise ChannelError(f"step {number} arrived in place of step {self._steps}")
         self._steps += 1
+
+
+class _Head(msgspec.Struct, array_like=True):
+    """The first element of an encoded step; the others are skipped."""
+
+    id: int
+
+
+_head_decoder = msgspec.msgpack.Decoder(_Head)
+
+
+def step_id(data: bytes) -> int:
+    """Return the id of the step that `Step.encode` turned into ``data``, without decoding the rest."""
+    return _head_decoder.decode(data).id

@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from minisgl.core import I32, PER_POSITION, EngineSpec, Req, Step, StepResult
+from minisgl.core import I32, EngineSpec, Req, Step, StepResult
 from minisgl.plugins.speculation import DraftProposer
 from minisgl.scheduler import PolicyError
 from minisgl.scheduler.base import Speculation
 from minisgl.scheduler.cache_manager import CacheManager
-from minisgl.scheduler.steps import InFlightStep
+from minisgl.scheduler.steps import PER_POSITION, InFlightStep
 
 FIRST_DRAFTS = 8
 """Drafts of a request's first verification."""

@@ -8,8 +8,8 @@ prefix before its first.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
-
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +37,7 @@ class Node:
 
 
 class Path:
-    """A prefix: its nodes from the root on. ``pages`` are those that `lock` counts a user of, and `unlock` one fewer."""
+    """A prefix: its nodes from the root on. ``pages`` are those that `lock` counts a user of."""
 
     __slots__ = ("nodes", "pages")
 
@@ -48,16 +48,14 @@ class Path:
 class GroupedCache:
     """A `PrefixCache` whose matches have an array of pages int32 ``[pages, groups]``.
 
-    Where a group needs no page of a matched prefix, the array has ``spec.num_pages``, the scratch page. ``make_manager``
-    makes the `CacheManager` that knows this array.
+    Where a group needs no page of a matched prefix, the array has ``spec.num_pages``, the scratch page.
+    ``make_manager`` makes the `CacheManager` that knows this array.
     """
 
     reuses = True
 
-    def __init__(self, spec: EngineSpec):
-        from minisgl.plugins.kv_groups.manager import GroupCacheManager
-
-        self.spec, self.make_manager = spec, GroupCacheManager
+    def __init__(self, spec: EngineSpec, make_manager: Callable[..., Any]):
+        self.spec, self.make_manager = spec, make_manager
         self.needed = [tail_pages(group.window, spec.page_size) for group in spec.groups]
         self.roots: dict[Hashable, Node] = {}
         self._owner: dict[int, tuple[Node, int]] = {}  # each page of the cache: its node and group
@@ -120,7 +118,7 @@ class GroupedCache:
             self._prune(handle.nodes[-1])
 
     def extend(self, path: Path, ids: I32) -> None:
-        """Lengthen the locked path by the pages of tokens ``ids`` that it lacks. ``ids`` are all tokens of the prefix."""
+        """Lengthen the locked path by the pages that it lacks of the prefix ``ids``."""
         size, before = self.spec.page_size, path.nodes[-1]
         for at in range(len(path.nodes) - 1, len(ids) // size):
             node, tokens = path.nodes[-1], ids[at * size : (at + 1) * size].tobytes()

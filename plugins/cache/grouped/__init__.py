@@ -1,6 +1,6 @@
-"""KV groups: layers with a window have pages of their own, which become free behind it. See docs/design/kv-groups.md.
+"""KV groups: layers with a window have pages of their own, which become free behind it: docs/design/kv-groups.md.
 
-`cache=groups` selects them. The core knows a group's columns of the page table (`minisgl.core.KVGroup`); all else is here:
+`cache=groups` selects them. The core knows a group's columns of the page table (`minisgl.core.KVGroup`); here is:
 
 - `tree`: the prefix cache, which knows for each page of tokens a page of each group, or none;
 - `table`: which columns of a group each running request has;

@@ -15,7 +15,7 @@ from minisgl.core import KVGroup
 
 
 def split_layers(layers: Sequence[LayerSpec]) -> list[list[LayerSpec]]:
-    """Return the layers of each group: those without a window come first. All layers of a group have the same window."""
+    """Return the layers of each group, which have the same window: the groups without a window come first."""
     kinds: dict[int, list[LayerSpec]] = {}
     for layer in sorted(layers, key=lambda layer: layer.window):
         kinds.setdefault(layer.window, []).append(layer)

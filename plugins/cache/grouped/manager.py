@@ -20,8 +20,8 @@ import numpy as np
 
 from minisgl.core import I32, EngineSpec, Req, Step
 from minisgl.kvcache import MatchResult
-from minisgl.plugins.kv_groups.table import GroupTable
-from minisgl.plugins.kv_groups.tree import ABSENT, GroupedCache, Path
+from minisgl.plugins.cache.grouped.table import GroupTable
+from minisgl.plugins.cache.grouped.tree import ABSENT, GroupedCache, Path
 from minisgl.scheduler.cache_manager import AdmissionCost, CacheManager
 from minisgl.scheduler.observer import Observer
 

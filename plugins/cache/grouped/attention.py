@@ -11,7 +11,7 @@ import torch
 from minisgl.attention import AttentionBackend, AttnBatch, AttnNeeds, GraphKey, LayerSpec, QKNorm
 from minisgl.config import ConfigError
 from minisgl.core import KVGroup
-from minisgl.plugins.kv_groups.layers import kv_group, slotted, split_layers
+from minisgl.plugins.cache.grouped.layers import kv_group, slotted, split_layers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class GroupedAttention(AttentionBackend):
     """Passes each layer to the backend of its group. ``build`` returns one more backend of the same kind as ``first``.
 
-    ``obstacle`` says which other option of the engine can't serve several groups, or is empty. A model whose layers all
-    lack a window has one group, and nothing but ``first``.
+    With ``has_graph``, steps may be recorded, with one page table. A model whose layers all lack a window has one
+    group, and nothing but ``first``.
     """
 
     def __init__(
@@ -32,10 +32,10 @@ class GroupedAttention(AttentionBackend):
         build: Callable[[], AttentionBackend],
         page_size: int,
         max_prefill_tokens: int,
-        obstacle: str,
+        has_graph: bool,
     ):
         self.backends, self._build = [first], build
-        self._page_size, self._max_prefill_tokens, self._obstacle = page_size, max_prefill_tokens, obstacle
+        self._page_size, self._max_prefill_tokens, self._has_graph = page_size, max_prefill_tokens, has_graph
         self._locations: list[Tensor] = []  # of each group: the KV location of each token of the planned step
 
     def needs(self) -> AttnNeeds:
@@ -46,7 +46,7 @@ class GroupedAttention(AttentionBackend):
         self.groups = split_layers(layers)
         self.slots = slotted(self.groups)
         if any(layer.window >= 0 for layer in layers):
-            obstacle = self._obstacle
+            obstacle = "graphs record one page table; use graph=none" if self._has_graph else ""
             if not self.needs().groups:
                 obstacle = "the attention backend reads pages behind a window; use attention=torch"
             if obstacle:
