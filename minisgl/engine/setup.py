@@ -228,8 +228,8 @@ def size_pool(config: Config, page_bytes: int, spec: EngineSpec, device: torch.d
 
     ``page_bytes`` is the size of one page on this rank, and ``spec`` has all other sizes. ``reserved`` is a number of
     bytes that are left free, for what is allocated later: the workspace of the attention backend, the page table and
-    the state of the sampler. If ``num_pages`` is not given, the result is at most the number of pages that ``max_running_requests``
-    requests of ``max_seq_len`` tokens can fill.
+    the state of the sampler. If ``num_pages`` is not given, the result is at most the number of pages that
+    ``max_running_requests`` requests of ``max_seq_len`` tokens can fill.
 
     Raises `ConfigError` if the pool would hold fewer than 2 tokens, or if the option ``max_seq_len`` is given and a
     request of that length does not fit.
