@@ -7,7 +7,6 @@ and the supervision of processes are left to the callers.
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import time
@@ -113,9 +112,8 @@ def _assemble(
     max_seq_len = setup.resolve_max_seq_len(config, model_config)
     eos = eos_ids(path)
     attention = setup.build_attention(config, manager, device, dtype)
-    if (wrap_attention := getattr(config.cache, "wrap_attention", None)) is not None:
-        build_another = functools.partial(setup.build_attention, config, manager, device, dtype)
-        attention = wrap_attention(config, device, attention, build_another)
+    if (wrap := getattr(config.cache, "wrap_attention", None)) is not None:
+        attention = wrap(config, device, attention, lambda: setup.build_attention(config, manager, device, dtype))
     ranks: dict[str, Any] = {"rank": rank, "size": size, "address": address, "device": device}
     comm = Communicator()
     if config.communicator is not None:
@@ -164,14 +162,7 @@ def _allocate_pool(
             f"{type(config.attention).__name__.lower()} does not compute here: use attention=torch."
         )
     groups, depth = attention.group_layers(layers)
-    spec = EngineSpec(
-        page_size=config.page_size,
-        num_pages=0,
-        max_running_requests=config.max_running_requests,
-        max_seq_len=max_seq_len,
-        vocab_size=vocab_size,
-        groups=groups,
-    )
+    spec = EngineSpec(config.page_size, 0, config.max_running_requests, max_seq_len, vocab_size, groups)
     shape = (depth, config.page_size, layers[0].kv_heads, layers[0].head_dim)
     reserved = needs.workspace + _state_bytes(spec, rank)
     pages = setup.size_pool(config, KVPool.page_bytes(*shape, ctx.dtype), spec, ctx.device, reserved)
