@@ -121,8 +121,8 @@ def never_unlocked() -> Bug:
 def _needed(change: Callable[[int], int]) -> Any:
     real = GroupedCache.__init__
 
-    def init(self: GroupedCache, spec: EngineSpec) -> None:
-        real(self, spec)
+    def init(self: GroupedCache, spec: EngineSpec, make_manager: Any) -> None:
+        real(self, spec, make_manager)
         self.needed = [n if n > 1000 else change(n) for n in self.needed]
 
     with patch.object(GroupedCache, "__init__", init):
