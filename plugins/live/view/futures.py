@@ -108,6 +108,8 @@ def answer(question: Question) -> dict[str, Any]:
         header = msgspec.structs.replace(trace.header, spec=spec)
         base = question.at if future.restarted else 0
         was, would = steps(trace, question.at - LEAD), steps(Trace("", header, future.events), question.at - LEAD, base)
+        if future.restarted:  # its events begin at the change: the steps before are those of the record
+            would = [step for step in was if step["s"] < question.at] + would
         first = first_difference(was, would)
         begin = (question.at if first is None else first) - LEAD
         return {

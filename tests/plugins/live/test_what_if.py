@@ -66,8 +66,10 @@ def test_another_policy_and_another_pool(server: Server, viewer: Viewer) -> None
     was, would = ({step["s"]: step["rows"] for step in found[name]} for name in ("was", "would"))
     assert was[first] != would[first]
     assert all(was[step] == would[step] for step in was if step < first)
-    smaller = ask(server, at=0, num_pages=32, cache="naive").json()
+    smaller = ask(server, at=8, num_pages=32, cache="naive").json()
     assert smaller["restarted"]
+    assert smaller["first"] >= 8
+    assert smaller["was"][0] == smaller["would"][0]
     assert next(row for row in smaller["rows"] if row[0] == "prompt tokens from the cache")[2] == "0 %"
 
 
