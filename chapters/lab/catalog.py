@@ -26,12 +26,15 @@ CAUSES = {
     "reference": "The file imports the lab's own solution. Write the code yourself. The command `hint` prints a hint.",
     "raises": "The code stops with an exception of its own.",
     "returns": "The code returned a value of another kind than the promise names.",
-    "hangs": "The code does not return. It has a loop without end, or it waits for an event that never happens.",
+    "hangs": "The code did not return within the limit. It has a loop without end, it waits for an event that never "
+    "happens, or it computes many times as long as a plain solution.",
     "memory": "The code needs more memory than a gate may use.",
     "disk": "The code writes more than a submission may write. Only `lab grade` reports this.",
     "dies": "The process that ran the code ended suddenly, without an error message.",
     "transcript": "The grader could not read what the process of the code returned. Only `lab grade` reports this.",
     "promise": "The code breaks a promise of the engine. docs/architecture.md lists the promises.",
+    "earlier": "The failure needs earlier workloads of the same process: alone, in a new process, the workload is "
+    "right. The code keeps something in a module, in a class or in a default argument, or its result is random.",
     "never-called": "The server ran and never called the code.",
 }
 """Causes that any lab can report, in addition to the causes in its own description: name → explanation."""

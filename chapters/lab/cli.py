@@ -169,7 +169,9 @@ def _test(lab: Lab, folder: Folder, options: argparse.Namespace) -> int:
     print(f"lab {lab.lab}: {path.resolve()}, sha256 {fingerprint(path)[:12]}, seed {seed}, minisgl {__version__}",
           flush=True)  # fmt: skip
     try:
-        report = grade(lab, path, seed=seed, only=only, replay=replay, stop=options.first, on_verdict=print_verdict)
+        report = grade(
+            lab, path, seed=seed, only=only, replay=replay, stop=options.first, confirm=True, on_verdict=print_verdict
+        )
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if not options.replay:

@@ -66,7 +66,11 @@ class Verdict:
     def explain(self, lab: Lab, again: str) -> list[str]:
         """Return at most `LINES` lines that explain a red gate. ``again`` is the command that reproduces it."""
         places = {"step": self.step, "request": self.request, "page": self.page}
+        if self.step is not None and self.step < 0:
+            places["step"] = None
         where = ", ".join(f"{name} {value}" for name, value in places.items() if value is not None)
+        if self.step is not None and self.step < 0:
+            where = f"before the first step{', ' + where if where else ''}"
         lines = [
             *_field("Promise", self.promise, 2),
             *_field("Seen", self.seen, 4),

@@ -13,7 +13,7 @@ from minisgl.chapters.lab.folder import STATE_FOLDER
 from minisgl.chapters.lab.grader.clean_environment import BuildFailed, CleanEnvironment, clean_environment
 from minisgl.chapters.lab.grader.gate import Broken, Gate, Missing, Student, StudentError
 from minisgl.chapters.lab.grader.installed_package import KITS
-from minisgl.chapters.lab.grader.server_gate import QUESTIONS, START_SECONDS, Served, facts
+from minisgl.chapters.lab.grader.server_gate import QUESTIONS, Served, facts
 from minisgl.chapters.lab.grader.tutor_runs import installed_plugin
 from minisgl.testing.serving import scaled_timeout
 
@@ -263,16 +263,11 @@ class Installed(Served):
                 more, self.method = SERVE.get(group, ([], ""))
                 words += [f"{group}={name}", *more]
             variables = {"PYTHONPATH": plugin["site"]}
-            self.server = self.start(*words, timeout=scaled_timeout(START_SECONDS), attached=True, env=variables)
+            self.begin(words, env=variables)
         except (Broken, Missing) as why:
             self._failure = why
         except StudentError as error:
             self._failure = error.broken
-        except RuntimeError as error:
-            log = [line for line in str(error).splitlines()[1:] if line.strip()]
-            command = f"python -m minisgl {' '.join(words[2:])}"
-            seen = f"`{command}` did not start. The end of its log: {' | '.join(log[-2:]) or error}"
-            self._failure = Broken("dies" if log else "hangs", "The real server starts with the plugin.", seen)
         return self
 
 

@@ -66,6 +66,9 @@ def make(rng: random.Random, size: int) -> dict[str, Any]:
         return {"experts": first + 2 * here + 1, "first": first, "here": here, "block": 4, "tokens": tokens}
     if size in (10, 11, 12):  # as many pairs: so the number of a padding entry needs one more bit than the pairs
         return {"experts": 8, "first": 2, "here": 4, "block": 16, "tokens": [], "many": 1 << (7, 14, 15)[size - 10]}
+    if size in (13, 14):  # each token chooses all experts, or all but one
+        return {"experts": 9, "first": 0, "here": 9, "block": 4,
+                "tokens": [rng.sample(range(9), 22 - size) for _ in range(12)]}  # fmt: skip
     experts = rng.randint(1, min(2 + size // 2, 9))
     top_k = rng.randint(1, min(3, experts))
     among = rng.sample(range(experts), rng.randint(top_k, experts))  # no token chooses any of the other experts
@@ -441,6 +444,7 @@ def run_whole(student: Student, workload: dict[str, Any]) -> None:
         raise wrong
     if workload.get("many"):
         return
+    check_out(moe, given)
     # Two layers: both are loaded before either is computed. In the second step, the same tensors have other numbers.
     weights = moe.load(given.gate_up, given.down, given.local_experts, "silu")
     other = given._replace(gate_up=-given.gate_up, down=2 * given.down, local_experts=range(len(given.down)))
@@ -474,6 +478,21 @@ def run_whole(student: Student, workload: dict[str, Any]) -> None:
             seen = "The results of a layer with the activation gelu are those of silu."
             raise Broken("activation", "The activation of a layer is the one that `load` got.", seen)
         raise Broken("kept", "Each step is computed from its layer and its own routing.", seen)
+
+
+def check_out(moe: Any, given: Problem) -> None:
+    """Check that `forward` writes and returns its argument `out`, and that a later call changes no earlier result."""
+    weights = moe.load(given.gate_up, given.down, given.local_experts, "silu")
+    out = torch.full_like(given.x, torch.nan)
+    got = moe.forward(weights, given.x, given.ids, given.scale, out)
+    promise = "`forward` writes the sums into `out` and returns `out`."
+    if not isinstance(got, Tensor) or got.data_ptr() != out.data_ptr():
+        right = "holds the right sums" if not bool(out.isnan().any()) else "was not written"
+        raise Broken("out", promise, f"`forward` returned another tensor than `out`; `out` {right}.")
+    before = out.clone()
+    moe.forward(weights, -given.x, given.ids, 2 * given.scale, torch.full_like(given.x, torch.nan))
+    if not torch.equal(out, before):
+        raise Broken("reused", UNCHANGED, "After a second call of `forward`, the result of the first was another one.")
 
 
 def check_growth(moe: Any, weights: Any, given: Problem, steps: int = 40) -> None:
@@ -606,13 +625,13 @@ def engine(student: Student) -> str:
 
 GATES = (
     Gate("sort", "the pairs are sorted by expert, in whole blocks",
-         search(make, run_sort, at_least=12, show=show), part="experts.sort"),
+         search(make, run_sort, at_least=14, show=show), part="experts.sort"),
     Gate("multiply", "each expert multiplies its own rows",
-         search(make, run_multiply, at_least=12, show=show), part="experts.multiply"),
+         search(make, run_multiply, at_least=14, show=show), part="experts.multiply"),
     Gate("scatter", "each token gets the weighted sum of its rows",
-         search(make, run_scatter, at_least=12, show=show), part="experts.scatter"),
+         search(make, run_scatter, at_least=14, show=show), part="experts.scatter"),
     Gate("whole", "every routing gives the result that the definition gives",
-         search(make, run_whole, at_least=12, show=show)),
+         search(make, run_whole, at_least=14, show=show)),
     Gate("counts", "the backend reads only the weights of chosen experts, and reads them once", counts),
     conformance(lambda: MoeConformance, lambda student: student.make(device=CPU)),
     Gate("engine", "tutor-moe computes the same logits with the plugin", engine, transcript=True),

@@ -1002,7 +1002,8 @@ def _part(name: str, says: str, run: Callable[[Student, dict[str, Any]], None], 
     workloads = make_attend if run is run_agree else make
     # The first 11 workloads of `make_attend` are not random: each shows a kind of mistake that the others may miss.
     at_least = 11 if run is run_agree else 1
-    return Gate(name, says, search(workloads, run, seconds=seconds, at_least=at_least, show=draw), part=f"paged.{name}")
+    graded = search(workloads, run, seconds=seconds, at_least=at_least, show=draw)
+    return Gate(name, says, graded, part=f"paged.{name}", limit=30.0)  # a right solution may loop over pages
 
 
 GATES: Sequence[Gate] = (

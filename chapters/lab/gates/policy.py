@@ -56,7 +56,7 @@ class Judge:
                 "A new policy object returned another plan for the same arguments: the first one remembers earlier "
                 "steps, or shares data with another policy of the process."
             )
-            raise self._broken("impure", "A plan depends only on the arguments of `plan`.", seen)
+            raise self._broken("remembers", "A plan depends only on the arguments of `plan`.", seen)
         if self.steps % 4 == 0:
             policies = self.policy, self.make(self.order)
             check_memory(plan, policies, list(waiting), list(running), lambda: Recorded(fresh.copy()), self._broken)
@@ -136,6 +136,16 @@ class _Step:
         want = _uncached(req) if isinstance(req, Waiting) else req.num_remaining_tokens or 1
         return budget.grant(req, want) > 0
 
+    def fitted(self, req: Waiting, later: int) -> bool:
+        """Return whether a request that was left out would have got tokens before the request ``later`` did."""
+        budget = self.fresh.copy()
+        for uid in self.asked:
+            if uid == later:
+                break
+            if uid in self.rows:
+                budget.grant(self.views[uid], self.rows[uid])
+        return self.would_fit(req, budget)
+
     def check_running(self) -> None:
         """Check that decode rows come first and that running prefills come before admissions."""
         pages = self.fresh.pages - sum(r.num_new_pages for r in self.decoding if r.uid in self.rows)
@@ -198,6 +208,11 @@ class _Step:
                 asked = list(self.asked)
                 sooner = a not in asked or (b in asked and asked.index(b) < asked.index(a))
                 cause = "order" if (lpm or fcfs or urgent) and sooner else "skips"
+                if cause == "skips" and self.fitted(left_out, b):
+                    cause, seen = (
+                        "passes-over",
+                        f"{seen} Request {a} fitted into the step when request {b} was asked for.",
+                    )
                 raise self.broken(cause, "No waiting request is passed over for a later one.", seen, a)
         for w, after in pairwise(self.queue):
             if self.rows.get(w.uid, _uncached(w)) < _uncached(w) and after.uid in self.rows:
@@ -548,6 +563,8 @@ def show_plan(workload: dict[str, Any]) -> str:
     free = f"free pages: {workload['pages']}, requests that can be admitted: {workload['slots']}"
     kept = workload.get("reserved", 0)
     free += f", pages kept for running requests: {kept}" if kept else ""
+    growth = workload.get("growth", 0)
+    free += f", pages that an admitted request reserves for later: {growth}" if growth else ""
     lines = [f"{order}one step of {amount(workload['chunk'], 'token')}, {free}"]
     running, waiting = requests_of(workload)
     for r in running:
@@ -558,6 +575,7 @@ def show_plan(workload: dict[str, Any]) -> str:
         same = "" if w.same_prefix_req is None else f", same_prefix_req={w.same_prefix_req}"
         cached = amount(w.num_cached_tokens, "prompt token")
         needs = _new_pages(_admission_cost(workload, _uncached(w)).pages)
+        same += f", left out of {amount(w.skipped_steps, 'step')}" if w.skipped_steps else ""
         says = f"waits, {cached} cached, {_uncached(w)} to compute, needs {needs}{same}"
         lines.append(f"request {w.uid}{_priority(w)}: {says}")
     return "\n".join(lines)

@@ -501,7 +501,8 @@ def check_dropped(runner: Any, slots: int) -> None:
 
 def check_further_keys(runner: Any) -> None:
     """Check that the largest bucket is recorded first where `capture` gets keys that `buckets` did not return."""
-    keys = [GraphKey(1), GraphKey(2), GraphKey(4), GraphKey(1, shared_prefix=True), GraphKey(2, shared_prefix=True)]
+    sizes = (1, 2, 4, 8, 16)
+    keys = [*(GraphKey(size) for size in sizes), *(GraphKey(size, shared_prefix=True) for size in sizes)]
     given = list(keys)
     recorded: list[GraphKey] = []
 
@@ -514,18 +515,18 @@ def check_further_keys(runner: Any) -> None:
     if keys != given:
         raise Broken("changes", "`keys` must not change.", "`capture` changed the list of buckets that it got.")
     rows = [key.rows for key in recorded]
-    if rows[0] != 4:
-        seen = f"`capture` got buckets of 1, 2, 4, 1 and 2 rows, and recorded them in the order {rows}."
+    if rows[0] != sizes[-1]:
+        seen = f"`capture` got two buckets of each of {list(sizes)} rows, and recorded them in the order {rows}."
         raise Broken("largest-first", "The largest bucket is recorded first: the others reuse its memory.", seen)
-    further = "Two of the keys have `shared_prefix`, and as many rows as another key."
+    further = "Half of the keys have `shared_prefix`, and as many rows as another key."
     if sorted(recorded) != sorted(keys):
-        seen = f"`capture` got buckets of 1, 2, 4, 1 and 2 rows, and recorded {rows}. {further}"
+        seen = f"`capture` got two buckets of each of {list(sizes)} rows, and recorded {rows}. {further}"
         raise Broken("capture", "`capture` records each of its keys, also those that `buckets` did not return.", seen)
     for i, key in enumerate(keys):
         if runner.run(key).tolist() != [i]:
             seen = f"`run({key})` replayed the recording of another bucket. {further}"
             raise Broken("capture", "`run` replays the recording of its key.", seen)
-    for size, want in ((1, 1), (2, 2), (3, 4), (4, 4)):
+    for size, want in ((1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (9, 16), (16, 16)):
         if (picked := runner.pick(size, 1, True)) != GraphKey(want):
             seen = f"`pick({size}, 1, True)` returned {picked}, not {GraphKey(want)}. {further}"
             raise Broken("pick", "A step gets a bucket that `buckets` returned.", seen)

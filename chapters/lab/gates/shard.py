@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from minisgl.chapters.lab.grader.conformance import conformance
-from minisgl.chapters.lab.grader.gate import Broken, Gate, Stretch, Student
+from minisgl.chapters.lab.grader.gate import Broken, Gate, Stretch, Student, amount
 from minisgl.chapters.lab.grader.model_launches import LAYERS, launches_of_a_model
 from minisgl.chapters.lab.grader.model_parts import (
     PartRunner,
@@ -102,7 +102,8 @@ def check_size(shape: Shape, name: str, shard: WeightShard) -> None:
     want = (outs.get(part, shape.hidden), inputs.get(part, shape.hidden))
     if shard.shape == want:
         return
-    seen = f"With {shape.ranks} ranks, the layer of {name} is {list(shard.shape)} in all; the model's is {list(want)}."
+    ranks = amount(shape.ranks, "rank")
+    seen = f"With {ranks}, the layer of {name} is {list(shard.shape)} in all; the model's is {list(want)}."
     divided = all(mine in (whole, whole // shape.ranks) for mine, whole in zip(shard.shape, want, strict=True))
     promise = "The parallel layers get the sizes of the whole model."
     raise Broken("divided" if divided and shape.ranks > 1 else "sizes", promise, seen)
@@ -153,7 +154,8 @@ def check_spec(shape: Shape, module: Any) -> None:
     want = shape.q_heads // shape.ranks, max(1, shape.kv_heads // shape.ranks), shape.head_dim
     if (spec.q_heads, spec.kv_heads, spec.head_dim) != want:
         says = f"`spec` says {spec.q_heads} and {spec.kv_heads}, of size {spec.head_dim}"
-        seen = f"With {shape.ranks} ranks, each has {want[0]} query and {want[1]} kv heads of size {want[2]}; {says}."
+        each = f"each has {want[0]} query and {want[1]} kv heads of size {want[2]}"
+        seen = f"With {amount(shape.ranks, 'rank')}, {each}; {says}."
         raise Broken("heads", "`self_attn.spec` has the numbers of heads of this rank.", seen)
 
 
@@ -162,7 +164,7 @@ def build_or_fail(shape: Shape, build: Callable[[], Any]) -> Any:
     try:
         return build()
     except ConfigError as error:
-        seen = f"{error} ({shape.q_heads} query and {shape.kv_heads} kv heads, {shape.ranks} ranks.)"
+        seen = f"{error} ({shape.q_heads} query and {shape.kv_heads} kv heads, {amount(shape.ranks, 'rank')}.)"
         if not any(f"{letter}_proj" in str(error) for letter in "qkv"):  # the model's own sizes can be divided
             raise Broken("divided", "The parallel layers get the sizes of the whole model.", seen) from error
         raise Broken("across", "Each rank has whole heads.", seen) from error
@@ -385,7 +387,7 @@ def check_half(
     block may do the sum.
     """
     kinds = Counter(each.kind for each in collectives)
-    promise = f"{half.what} computes the same on {shape.ranks} ranks as Qwen3's on one rank."
+    promise = f"{half.what} computes the same on {amount(shape.ranks, 'rank')} as Qwen3's on one rank."
     for rank, out in enumerate(outs):
         if tuple(out.shape) != tuple(want.shape):
             cause = "heads" if half is ATTENTION else "different"
@@ -452,7 +454,7 @@ def run_block(student: Student, workload: dict[str, Any]) -> None:
 
     ((want, first),), _ = run_ranks(1, alone)
     outs, collectives = on(shape.ranks)
-    promise = f"A block computes the same on {shape.ranks} ranks as Qwen3's on one rank."
+    promise = f"A block computes the same on {amount(shape.ranks, 'rank')} as Qwen3's on one rank."
     if not all(near(out, want) for out in outs):
         once, _ = on(1)
         if firsts and near(firsts[0], want):
@@ -591,7 +593,7 @@ def run_model(student: Student, workload: dict[str, Any]) -> None:
         for rank, got in enumerate(on(shape.ranks, kind)):
             if near(got / 10, want / 10):
                 continue
-            promise = f"The model computes the same logits on {shape.ranks} ranks as Qwen3 on one rank."
+            promise = f"The model computes the same logits on {amount(shape.ranks, 'rank')} as Qwen3 on one rank."
             n, seen = shape.tokens, f"The logits on rank {rank} are {far([got], want)}."
             if model:
                 text = "In a second model of the same shape, with other weights, t"
@@ -646,13 +648,13 @@ class OnTutor(ModelConformance):
 
 GATES = (
     Gate("attention", "each rank computes attention with its own heads",
-         search(make, half_gate(ATTENTION), show=show, tries=24), part="shard.attention"),
+         search(make, half_gate(ATTENTION), show=show, tries=24, at_least=7), part="shard.attention"),
     Gate("mlp", "the feed-forward network is cut along its inner dimension",
-         search(make, half_gate(MLP), show=show, tries=24), part="shard.mlp"),
+         search(make, half_gate(MLP), show=show, tries=24, at_least=7), part="shard.mlp"),
     Gate("block", "the residual stream is added once, and the ranks exchange two sums",
-         search(make, run_block, show=show, tries=24), part="shard.block"),
+         search(make, run_block, show=show, tries=24, at_least=7), part="shard.block"),
     Gate("model", "a model of any shape gives Qwen3's results on any number of ranks",
-         search(make, run_model, show=show, tries=16)),
+         search(make, run_model, show=show, tries=16, at_least=7)),
     Gate("counts", "each layer needs two all-reduces and no other collective", counts),
     conformance(lambda: OnTutor, model_class, limit=30.0),
     facts(["forward"]),

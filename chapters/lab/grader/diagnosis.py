@@ -36,7 +36,8 @@ def diagnose(student: Student, error: BaseException) -> Broken:
     if isinstance(error, ConfigError):
         return Broken("loads", "minisgl loads the file and finds its plugin.", str(error))
     if isinstance(error, TimedOut):
-        seen = f"It was stopped after its time limit{', in ' + where if where else ''}."
+        said = str(error) or "It was stopped after its time limit"
+        seen = f"{said}{', in ' + where if where else ''}."
         return Broken("hangs", "The code returns within its time limit.", seen)
     if isinstance(error, MemoryError):
         seen = f"It asked for more memory than a gate may use{', in ' + where if where else ''}."
@@ -46,7 +47,8 @@ def diagnose(student: Student, error: BaseException) -> Broken:
         notes = " ".join(getattr(error, "__notes__", ()))  # of the gate: what it called
         return Broken("raises", "The code raises no exception.", f"{message[0]}, in {where}. {notes}".strip())
     last = traceback.extract_tb(error.__traceback__)[-1:]
-    raised = f" (raised in `{last[0].name}`, line {last[0].lineno} of {Path(last[0].filename).name})" if last else ""
+    at = f"line {last[0].lineno} of {Path(last[0].filename).name}" if last and last[0].lineno else "a call"
+    raised = f" (raised in `{last[0].name}`, {at})" if last else ""
     return Broken(
         "promise",
         "The engine keeps its promises with this plugin.",
@@ -76,6 +78,8 @@ def _place(student: Student, error: BaseException) -> str:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(str(student.path))]
     if not frames:
         return ""
-    last = frames[-1]
-    line = linecache.getline(last.filename, last.lineno or 0).strip()
-    return f"line {last.lineno} of {student.path.name}, in {last.name}: {line}"
+    last = next((frame for frame in reversed(frames) if frame.lineno), frames[-1])
+    if not last.lineno:  # such as generated code
+        return f"{student.path.name}, in {last.name}"
+    line = linecache.getline(last.filename, last.lineno).strip()
+    return f"line {last.lineno} of {student.path.name}, in {last.name}" + (f": {line}" if line else "")

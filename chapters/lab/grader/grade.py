@@ -147,6 +147,7 @@ def grade(
     replay: Any = None,
     serve: bool = True,
     stop: bool = False,
+    confirm: bool = False,
     fork_server: ForkServer | None = None,
     extra: Sequence[Gate] = (),
     prepare_served: Callable[[Any], None] = lambda served: None,
@@ -158,8 +159,9 @@ def grade(
     ``on_verdict``. A red gate of a part stops only the later gates that grade no part, and those that need it; any
     other red gate stops all later gates. With ``stop``, any red gate stops all later gates. Without ``serve``, the
     gates that use the server do not run, so the report can't pass. ``extra`` gates run after the lab's own that use no
-    server. ``prepare_served`` is called with the `Served` before its server starts. Raise ValueError if ``only`` names
-    an unknown gate.
+    server. With ``confirm``, the smallest failing workload runs again in a new process, so that the verdict says if the
+    failure needs earlier workloads. ``prepare_served`` is called with the `Served` before its server starts. Raise
+    ValueError if ``only`` names an unknown gate.
     """
     path = path.resolve()
     seed = random.SystemRandom().randrange(10**6) if seed is None else seed
@@ -195,9 +197,30 @@ def grade(
                 verdict = _run_served(gate, served, lab, path, started)
             else:
                 verdict = fork_server.run(lab, path, gate, seed, replay)
+                if confirm and replay is None and _can_confirm(verdict):
+                    _confirm(verdict, fork_server.run(lab, path, gate, seed, verdict.workload))
             report.verdicts.append(verdict)
             on_verdict(verdict)
     return report
+
+
+UNCONFIRMED = ("hangs", "memory", "dies", "unfinished")
+"""Causes of which a second run shows nothing new."""
+
+
+def _can_confirm(verdict: Verdict) -> bool:
+    return verdict.workload is not None and not verdict.green and verdict.cause not in UNCONFIRMED
+
+
+def _confirm(verdict: Verdict, alone: Verdict) -> None:
+    """Correct a red verdict whose workload is right if it runs ``alone``, in a new process.
+
+    The command that repeats such a failure runs all workloads of the seed, not the one.
+    """
+    if not alone.green:
+        return
+    verdict.seen = f"{verdict.seen} In a new process, this workload alone is right."
+    verdict.cause, verdict.workload = "earlier", None
 
 
 def _stops(red: Verdict, gate: Gate) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from minisgl.attention import AttnBatch
-from minisgl.chapters.lab.grader.gate import Broken, Invalid
+from minisgl.chapters.lab.grader.gate import Broken, Invalid, amount
 from minisgl.kvcache.pool import KVPool
 from minisgl.layers import Context, RoPE
 from minisgl.layers.weight_shards import WeightShard, weight_shards_of
@@ -138,7 +138,7 @@ class Shape:
         more = f", {self.layers} layers" + ", biases" * self.bias
         if self.window:
             more += f", from layer {self.full} on with a sliding window of {self.window}"
-        return f"{self.ranks} ranks, {heads}, inner size {self.inner}{more}, {self.tokens} tokens"
+        return f"{amount(self.ranks, 'rank')}, {heads}, inner size {self.inner}{more}, {self.tokens} tokens"
 
 
 def make(rng: random.Random, size: int) -> dict[str, Any]:
@@ -151,6 +151,9 @@ def make(rng: random.Random, size: int) -> dict[str, Any]:
                 "bias": False, "window": 4, "full": size - 3}  # fmt: skip
     if size == 6:  # more layers than the other workloads have
         return {"ranks": 2, "q_heads": 4, "kv_heads": 2, "head_dim": 6, "inner": 10, "tokens": 3, "layers": 4,
+                "bias": False, "window": 0, "full": 0}  # fmt: skip
+    if size == 7:  # more ranks than the others have, and than there are kv heads
+        return {"ranks": 8, "q_heads": 8, "kv_heads": 2, "head_dim": 4, "inner": 16, "tokens": 2, "layers": 1,
                 "bias": False, "window": 0, "full": 0}  # fmt: skip
     ranks = rng.choice([1, 2, 2, 3, 4])
     kv_heads = rng.choice([1, 3] if ranks == 3 else [1, 2, 4])

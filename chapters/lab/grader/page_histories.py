@@ -281,16 +281,29 @@ class Rules:
         self._tell_launch(admissions, rows, updates)
 
     def _tell_launch(self, admissions: Any, rows: Any, updates: Any) -> None:
-        n = len(rows)
-        ones, indices = np.ones(n, np.int32), np.array([row for row, _ in rows], np.int32)
+        indices = np.array([row for row, _ in rows], np.int32)
+        kinds = self.kinds_of(self.launched, len(rows))
+        num_tokens, samples = np.array(kinds, np.int32).T
+        num_decode = sum(kind == (1, 1) for kind in kinds)
+        starts, inputs = np.full(len(rows), 3, np.int32), np.ones(int(num_tokens.sum()), np.int32)
         places = np.array(updates, np.int32).reshape(-1, 3).T.copy()
         places[2] += self.shift
         admitted = tuple(Admission(row, uid + self.first, SamplingParams(max_tokens=1), 0) for row, uid in admissions)
         step = Step(
-            self.launched, indices, ones * 0, ones, ones, n, 0, ones, (places[0], places[1], places[2]), admitted
-        )
+            self.launched, indices, starts, num_tokens, samples, num_decode, 0, inputs,
+            (places[0], places[1], places[2]), admitted,
+        )  # fmt: skip
         reqs = [self.reqs[uid] for _, uid in rows]
         self.tell("minisgl_batch_scheduled", ["reqs"], step=step, reqs=reqs, now=0.0)
+
+    @staticmethod
+    def kinds_of(step: int, rows: int) -> list[tuple[int, int]]:
+        """Return the tokens that each row of a step computes, and samples: decode rows first, then prompt chunks.
+
+        By turns, a step has decode rows only, both kinds, and chunks only. Not every chunk ends its prompt.
+        """
+        decode = (rows, rows // 2, 0)[step % 3]
+        return [(1, 1) if i < decode else (2 + (7 * i + step) % 40, (i + step) % 2) for i in range(rows)]
 
     def read(self) -> None:
         """Read the result of the oldest unread step."""
@@ -298,8 +311,10 @@ class Rules:
             raise Invalid
         self.read_step += 1
         uids = self.in_flight.pop(0)
-        result = StepResult(self.read_step, np.zeros((len(uids), 1), np.int32), np.ones(len(uids), np.int32))
-        reqs = [self.reqs[uid] if uid in self.holder.values() else None for uid in uids]
+        gained = [sampled for _, sampled in self.kinds_of(self.read_step, len(uids))]
+        result = StepResult(self.read_step, np.zeros((len(uids), 1), np.int32), np.array(gained, np.int32))
+        running = set(self.holder.values())
+        reqs = [self.reqs[uid] if uid in running and n else None for uid, n in zip(uids, gained, strict=True)]
         self.tell("minisgl_step_finished", result=result, reqs=reqs, now=0.0)
 
 

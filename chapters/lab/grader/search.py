@@ -9,14 +9,20 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from minisgl.chapters.lab.grader.calibration import slowness
 from minisgl.chapters.lab.grader.diagnosis import diagnose
 from minisgl.chapters.lab.grader.gate import UNIT_SECONDS, Broken, Invalid, Student, TimedOut
 from minisgl.chapters.lab.grader.shrink import smallest
+from minisgl.testing.serving import scaled_timeout
 
-TRY_SECONDS = 2.0
-"""Seconds of processor time after which one workload counts as hanging."""
+TRY_SECONDS = 6.0
+"""Seconds of processor time after which one workload counts as hanging, on an idle machine.
+
+Right solutions with a loop in Python need up to 2 s. On a slower or busy machine the limit is as many times as high as
+a calibration run, beside the workload, takes longer (`minisgl.chapters.lab.grader.calibration`).
+"""
 WAIT_SECONDS = 5.0
-"""Wall-clock seconds after which one workload counts as hanging.
+"""Wall-clock seconds after which one workload counts as hanging, on a machine with an idle core.
 
 The limit is above `TRY_SECONDS`, which is processor time: the code may wait, or the machine may be busy.
 """
@@ -53,7 +59,9 @@ def search(
             shown = show(workload)
         student.on_workload(workload, shown)
         try:
-            with alarm(TRY_SECONDS * student.patience, WAIT_SECONDS * student.patience, student.seconds_left - 1.0):
+            # The ranks of a workload may be threads, for which the main thread waits: they get less of a busy machine.
+            waiting = scaled_timeout(WAIT_SECONDS) * student.patience
+            with alarm(TRY_SECONDS * student.patience, waiting, student.seconds_left - 1.0):
                 run(student, workload)
         except Broken as broken:
             return broken
@@ -110,13 +118,16 @@ def search(
 def alarm(computing: float, waiting: float, most: float) -> Iterator[None]:
     """Raise `TimedOut` in the main thread: after ``computing`` s of processor time, or ``waiting`` s of waiting.
 
+    ``computing`` is the limit of an idle machine; on a slow one it is higher.
+
     Code on a busy machine gets little processor time without waiting. So the main thread is looked at every
     ``waiting`` s: if it got more than `COMPUTING_SHARE` of that time, it goes on, for up to ``most`` seconds. Threads
     that other code left behind do not count.
     """
     most = max(most, 0.1)
     waiting = min(waiting, most)
-    used = time.thread_time()
+    began = used = time.thread_time()
+    begun = time.process_time()
 
     def ring(number: int, frame: Any) -> None:
         nonlocal used
@@ -125,7 +136,15 @@ def alarm(computing: float, waiting: float, most: float) -> Iterator[None]:
         if number == signal.SIGALRM and left > 0 and used - before > COMPUTING_SHARE * waiting:
             signal.setitimer(signal.ITIMER_REAL, min(left, waiting))
             return
-        raise TimedOut
+        if number == signal.SIGPROF:
+            spent, allowed = time.process_time() - begun, computing * slowness()
+            if spent < allowed:  # the machine is slow now, not the code
+                signal.setitimer(signal.ITIMER_PROF, max(allowed - spent, 0.05))
+                return
+        spent = used - began
+        if number == signal.SIGALRM and used - before <= COMPUTING_SHARE * waiting:
+            raise TimedOut(f"It waited: in the last {waiting:.0f} s it computed for {used - before:.2f} s")
+        raise TimedOut(f"It was stopped after {spent:.1f} s of processor time for one workload")
 
     until = time.monotonic() + most - 0.05  # the timer may ring a little early
     timers = {signal.SIGPROF: (signal.ITIMER_PROF, computing), signal.SIGALRM: (signal.ITIMER_REAL, waiting)}

@@ -7,6 +7,7 @@ this process.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import time
@@ -15,14 +16,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import psutil
+
 from minisgl.chapters.lab.catalog import Lab
+from minisgl.chapters.lab.grader.calibration import slowness
 from minisgl.chapters.lab.grader.gate import Broken, Gate, Missing
 from minisgl.testing.serving import Server, scaled_timeout
 
 __all__ = ["QUESTIONS", "Served", "facts"]
 
 START_SECONDS = 45.0
-"""Seconds that the server's start may take, on a machine with an idle core."""
+"""Seconds of processor time that one process of the server may take to start, on an idle machine."""
+QUIET_SECONDS = 30.0
+"""Seconds without progress after which the server counts as waiting forever, on a machine with an idle core."""
+QUIET_SHARE = 0.004
+"""A server that starts uses at least this share of `QUIET_SECONDS` as processor time, even on a busy machine."""
+MOST_START_SECONDS = 900.0
+"""Seconds after which the gate gives up on a machine that is too slow, without a verdict."""
+ENDS = {"dies": "", "hangs": ": it computes or waits without end"}
 ANSWER_SECONDS = 20.0
 """Seconds that one answer may take, on a machine with an idle core."""
 
@@ -46,6 +57,44 @@ QUESTIONS: tuple[tuple[str, str, str], ...] = tuple(
 """(handbook, question, text that the answer must contain). The three handbooks differ in one line each."""
 
 
+def wait_for_start(server: Any) -> str | None:
+    """Wait until the server is ready, and return None, or ``dies``, ``hangs`` or ``slow``.
+
+    The limits do not depend on the load: a process hangs if it used `START_SECONDS` of processor time, times what a
+    calibration run takes longer than on an idle machine, or if all processes used next to none for a while.
+    """
+    until, quiet = time.monotonic() + MOST_START_SECONDS, [(time.monotonic(), 0.0, 0)]
+    while time.monotonic() < until:
+        try:
+            server.wait_until_ready(min(2.0, max(until - time.monotonic(), 0.1)))
+            return None
+        except RuntimeError:
+            if server.process.poll() is not None:
+                return "dies"
+        used = processor_seconds(server.process.pid)
+        if max(used, default=0.0) > START_SECONDS * slowness():
+            return "hangs"
+        now, total, said = time.monotonic(), sum(used), len(server.log())
+        began, before, lines = quiet[0]
+        if total - before > QUIET_SHARE * QUIET_SECONDS or said != lines:
+            quiet[0] = now, total, said
+        elif now - began > scaled_timeout(QUIET_SECONDS):
+            return "hangs"
+    return "slow"
+
+
+def processor_seconds(pid: int) -> list[float]:
+    """Return the processor time of each process of a server, in seconds."""
+    found = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        launcher = psutil.Process(pid)
+        for process in [launcher, *launcher.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                found.append(times.user + times.system)
+    return found
+
+
 class Served:
     """A server with the student's plugin, as a context manager.
 
@@ -64,14 +113,31 @@ class Served:
     def __enter__(self) -> Served:
         words = ["model=tutor", "num_pages=512", f"plugins={self.path}", *self.lab.words]
         words += getattr(self.lab.module, "SERVER", [])
-        try:
-            self.server = self.start(*words, timeout=scaled_timeout(START_SECONDS), attached=True)
-        except RuntimeError as error:
-            log = [line for line in str(error).splitlines()[1:] if line.strip()]
-            command = "python -m minisgl " + " ".join(words[2:])
-            seen = f"`{command}` did not start. The end of its log: {' | '.join(log[-2:]) or str(error)}"
-            self._failure = Broken("dies" if log else "hangs", "The real server starts with the plugin.", seen)
+        self.begin(words)
         return self
+
+    def begin(self, words: Sequence[str], **more: Any) -> None:
+        """Start the server with the options ``words``, or keep the failure for `run`. ``more`` is for `Server`."""
+        self.server = self.start(*words, wait=False, attached=True, **more)
+        try:
+            ended = wait_for_start(self.server)
+        except BaseException:
+            self.server.close()
+            raise
+        if ended is not None:
+            log = [line.strip() for line in self.server.log().splitlines() if line.strip()]
+            last = " | ".join(log[-2:]) or "nothing"
+            command = "python -m minisgl " + " ".join(words[2:])
+            if ended == "slow":
+                self._failure = Missing(
+                    f"your machine is slow: the server was not ready after {MOST_START_SECONDS / 60:.0f} minutes, and "
+                    f"still worked. It waited for: {last}"
+                )
+            else:
+                seen = f"`{command}` did not start{ENDS[ended]}. The end of its log: {last}"
+                self._failure = Broken(ended, "The real server starts with the plugin.", seen)
+            self.server.close()
+            self.server = None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from minisgl.chapters.lab.grader.gate import amount
 from minisgl.chapters.lab.mine.drawing import draw_picture
 from minisgl.chapters.lab.mine.engine import OwnPart, own_versions
 from minisgl.chapters.lab.mine.rungs import COUNTS
@@ -27,7 +28,7 @@ PAGE = (
     "font:16px/1.5 ui-sans-serif,system-ui,sans-serif}h1{margin:0}h2{font-size:18px;margin:28px 0 8px}"
     "table{border-collapse:collapse;width:100%;font-size:14px}td,th{text-align:left;padding:4px 8px;"
     "border-bottom:1px solid var(--mg-line);vertical-align:top}td.n,th.n{text-align:right;"
-    "font-variant-numeric:tabular-nums}.soft{color:var(--mg-soft)}.wide{overflow-x:auto}"
+    "font-variant-numeric:tabular-nums;white-space:nowrap}.soft{color:var(--mg-soft)}.wide{overflow-x:auto}"
     ".own{color:var(--mg-cache);font-weight:600}.bad{color:var(--mg-bad)}"
 )
 
@@ -47,7 +48,8 @@ class Card:
         finished = sum(part.finished for part in self.parts)
         green, total = sum(part.green for part in self.parts), sum(part.total for part in self.parts)
         beaten = sum(part.finished and part.stretch is not None and part.stretch[1] for part in self.parts)
-        return f"{finished} of {len(self.parts)} labs done, {green} of {total} gates green, {beaten} numbers beaten"
+        labs = f"{finished} of {len(self.parts)} labs done"
+        return f"{labs}, {green} of {total} gates green, {amount(beaten, 'number')} beaten"
 
     def promises_line(self) -> str:
         """Return what the random schedules showed, in a line."""
@@ -100,7 +102,7 @@ def html_card(card: Card) -> str:
         labs.append(
             f"<tr><td>{escape(part.lab.lab)}</td><td>{file}</td><td>{mark}</td>"
             f'<td class="n">{part.green} of {part.total}</td>'
-            f'<td>{escape(says)}<br><span class="{_kind(mine)}">{escape(mine)}</span></td></tr>'
+            f'<td>{_code(says)}<br><span class="{_kind(mine)}">{escape(mine)}</span></td></tr>'
         )
     rungs, note = card.rungs()
     heads = "".join(f'<th class="n">{name}</th>' for name in COUNTS.values())
@@ -124,6 +126,11 @@ def html_card(card: Card) -> str:
 {"".join(labs)}</table></div>
 </body></html>
 """
+
+
+def _code(text: str) -> str:
+    """Return a text of a lab as HTML, with its `code` marked."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def _kind(measured: str) -> str:

@@ -78,7 +78,7 @@ def _state(part: OwnPart, also: Sequence[str]) -> tuple[str, str]:
     if part.file is None:
         return "shipped", absent
     done = "changed, open again" if part.changed else f"{part.green} of {part.total} gates"
-    return "begun", f"{absent}; {part.file.name}: {done}"
+    return "begun", f"{part.file.name}: {done}"
 
 
 def is_utf8() -> bool:
@@ -116,7 +116,7 @@ def draw_text(parts: Sequence[OwnPart], *, plain: bool = False, colour: bool = F
     return "\n".join(out)
 
 
-BOX_WIDTH, ROW, GAP = 330, 24, 70
+BOX_WIDTH, ROW, GAP = 400, 24, 70
 """Pixels: the width of a box, the height of a part, and the distance between the two boxes."""
 
 
@@ -147,7 +147,8 @@ def draw_picture(parts: Sequence[OwnPart], title: str = "My engine") -> str:
             kind = {"own": "cache", "begun": "price", "shipped": "even"}[line.state]
             pic.rect(left + 12, top, 12, 12, kind, tip=f"{line.name}: {line.note}", part=line.name, state=line.state)
             pic.text(left + 32, top + 11, line.name, "strong" if line.state == "own" else "soft")
-            pic.text(left + 148, top + 11, line.note[:26], "" if line.state == "own" else "soft")
+            note = line.note if len(line.note) <= 34 else line.note[:33] + "…"
+            pic.text(left + 148, top + 11, note, "" if line.state == "own" else "soft")
     middle = BOX_WIDTH + GAP / 2
     pic.text(middle, y + height / 2 - 8, "Step →", "mid soft")
     pic.text(middle, y + height / 2 + 12, "← result", "mid soft")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -24,12 +25,15 @@ from minisgl.chapters.lab.folder import Folder
 from minisgl.chapters.lab.gates.capstone import Installed, called_hooks
 from minisgl.chapters.lab.gates.policy import show_plan
 from minisgl.chapters.lab.grader import grade as grader
+from minisgl.chapters.lab.grader import search as search_module
+from minisgl.chapters.lab.grader import server_gate
 from minisgl.chapters.lab.grader.cache_histories import History
 from minisgl.chapters.lab.grader.diagnosis import causes_of, diagnose
 from minisgl.chapters.lab.grader.gate import Broken, Gate, Invalid, Missing, Student, TimedOut
 from minisgl.chapters.lab.grader.gate_process import LOADS
 from minisgl.chapters.lab.grader.grade import ForkServer, grade
 from minisgl.chapters.lab.grader.held import container_sizes
+from minisgl.chapters.lab.grader.model_parts import show as show_shape
 from minisgl.chapters.lab.grader.page_histories import Rules, large_history, special_histories
 from minisgl.chapters.lab.grader.search import alarm, search
 from minisgl.chapters.lab.grader.server_gate import Served, _check_called
@@ -758,3 +762,106 @@ def test_command_is_not_cut() -> None:
     again = "python -m minisgl.lab test paged --dir " + "/a long path" * 20
     red = Verdict("gather", "says", cause="pages", promise="p", seen="s")
     assert red.explain(find("paged"), again)[-1].endswith(again)
+
+
+# ---- the grader tells the truth -------------------------------------------------------------------------------
+
+
+def test_state_between_workloads_is_named(tmp_path: Path) -> None:
+    """A failure that a new process does not show is no failure of the shown workload, and the command repeats it."""
+    body = "        global COUNT\n        COUNT += 1\n        if COUNT > 150:\n            return Plan([])\n"
+    signature = "budget: Budget) -> Plan:\n"
+    path = tmp_path / "my_policy.py"
+    path.write_text(solution(POLICY).replace(signature, signature + body) + "\n\nCOUNT = 0\n")
+    assert body in path.read_text()
+    report = grade(POLICY, path, seed=1, only=["plan"], confirm=True)
+    (verdict,) = report.verdicts
+    assert verdict.cause == "earlier" and verdict.workload is None, verdict.explain(POLICY, "")
+    assert "In a new process, this workload alone is right." in verdict.seen
+
+
+def test_failure_of_the_workload_stays(tmp_path: Path) -> None:
+    (verdict,) = grade(POLICY, policy(tmp_path, "return Plan(rows=[])"), seed=1, only=["plan"], confirm=True).verdicts
+    assert verdict.cause == "empty" and verdict.workload is not None
+
+
+def test_no_step_before_the_first(tmp_path: Path) -> None:
+    verdict = Verdict("steps", "says").fail(Broken("promise", "P.", "S.", step=-1, page=3))
+    text = "\n".join(verdict.explain(POLICY, ""))
+    assert "step -1" not in text and "Where:   before the first step, page 3" in text
+
+
+def test_code_without_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Generated code may have no line number."""
+    path = tmp_path / "my_policy.py"
+    frame = traceback.FrameSummary(str(path), 1, "plan", lookup_line=False, line="")
+    frame.lineno = None  # type: ignore[assignment]
+    monkeypatch.setattr(traceback, "extract_tb", lambda trace: [frame])
+    seen = diagnose(Student(POLICY, path), RuntimeError("wrong")).seen
+    assert "None" not in seen and "in my_policy.py, in plan" in seen
+
+
+def test_limit_of_a_slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit of processor time grows as much as a calibration run takes longer."""
+    monkeypatch.setattr(search_module, "slowness", lambda: 50.0)
+    with alarm(0.05, 100.0, 100.0):
+        compute_cpu(0.4)
+    monkeypatch.setattr(search_module, "slowness", lambda: 1.0)
+    with pytest.raises(TimedOut, match="s of processor time for one workload"), alarm(0.05, 100.0, 100.0):
+        compute_cpu(10.0)
+    with pytest.raises(TimedOut, match="It waited: in the last"), alarm(100.0, 0.5, 100.0):
+        time.sleep(30)
+
+
+def compute_cpu(seconds: float) -> None:
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
+
+
+class StartingServer:
+    """A server that is never ready."""
+
+    def __init__(self, ended: int | None = None, log: Sequence[str] = ("loading",)):
+        self.process, self.logs, self.ended = self, deque(log), ended
+        self.pid = 0
+
+    def poll(self) -> int | None:
+        return self.ended
+
+    def log(self) -> str:
+        return self.logs.popleft() if len(self.logs) > 1 else self.logs[0]
+
+    def wait_until_ready(self, timeout: float) -> None:
+        raise RuntimeError("not ready")
+
+
+def test_start_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow machine is no verdict: a server that computes too much or nothing is one."""
+    used = iter([[float(i), 0.1] for i in range(10**6)])
+    clock = iter(range(0, 10**8, 5))
+    monkeypatch.setattr(server_gate, "slowness", lambda: 1.0)
+    monkeypatch.setattr(server_gate, "scaled_timeout", lambda seconds: seconds)
+    monkeypatch.setattr(server_gate.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(server_gate, "processor_seconds", lambda pid: next(used))
+    assert server_gate.wait_for_start(StartingServer(ended=1)) == "dies"
+    assert server_gate.wait_for_start(StartingServer()) == "hangs"  # 46 s of processor time
+    monkeypatch.setattr(server_gate, "processor_seconds", lambda pid: [1.0])
+    assert server_gate.wait_for_start(StartingServer()) == "hangs"  # it computes nothing
+    slow = iter(range(10**6))
+    monkeypatch.setattr(server_gate, "processor_seconds", lambda pid: [0.13 * next(slow), 0.0])
+    monkeypatch.setattr(server_gate, "slowness", lambda: 40.0)
+    assert server_gate.wait_for_start(StartingServer()) == "slow"
+
+
+def test_one_rank_is_no_plural() -> None:
+    workload = {"ranks": 1, "q_heads": 2, "kv_heads": 1, "head_dim": 4, "inner": 3, "tokens": 9, "layers": 2}
+    assert show_shape(workload).startswith("1 rank, ")
+
+
+def test_the_deciding_numbers_of_a_step_are_shown() -> None:
+    """What a verdict may depend on is in the description of the step."""
+    step = {"order": "fcfs", "chunk": 8, "slots": 2, "pages": 9, "reserved": 0, "growth": 2, "priced": 1,
+            "answers": [], "begun": [], "waiting": [[0, 5]], "waited": [7]}  # fmt: skip
+    text = show_plan(step)
+    assert "reserves for later: 2" in text and "left out of 7 steps" in text

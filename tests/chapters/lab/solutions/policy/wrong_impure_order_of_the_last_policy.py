@@ -1,4 +1,4 @@
-# causes: impure
+# causes: remembers, impure
 # gate: plan
 """."""
 

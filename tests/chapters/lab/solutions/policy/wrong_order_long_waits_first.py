@@ -1,4 +1,4 @@
-# causes: order, skips
+# causes: passes-over, order, skips
 # gate: plan
 """With `lpm`, a request that has waited for 512 steps comes before requests with a longer cached prefix."""
 
