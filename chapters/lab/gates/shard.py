@@ -7,6 +7,7 @@ exchange, so the cause of a wrong result can be named.
 from __future__ import annotations
 
 import inspect
+import random
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -581,6 +582,11 @@ def drive(kind: Any, shape: Shape, comm: Any, model: int = 0) -> Tensor:
         return torch.cat([paged.run([(0, start, part)])[0] for start, part in zip(starts, ids, strict=False)])
 
 
+def make_model(rng: random.Random, size: int) -> dict[str, Any]:
+    """Return a workload of `make`, but never one of eight ranks: whole models of eight threads take too long."""
+    return make(rng, size + (size == 7))
+
+
 def run_model(student: Student, workload: dict[str, Any]) -> None:
     """Compare the logits of the student's model over the ranks with those of Qwen3 on one rank."""
     shape, kind = Shape.of(workload), model_class(student)
@@ -654,7 +660,7 @@ GATES = (
     Gate("block", "the residual stream is added once, and the ranks exchange two sums",
          search(make, run_block, show=show, tries=24, at_least=7), part="shard.block"),
     Gate("model", "a model of any shape gives Qwen3's results on any number of ranks",
-         search(make, run_model, show=show, tries=16, at_least=7)),
+         search(make_model, run_model, show=show, tries=16, at_least=7)),
     Gate("counts", "each layer needs two all-reduces and no other collective", counts),
     conformance(lambda: OnTutor, model_class, limit=30.0),
     facts(["forward"]),
