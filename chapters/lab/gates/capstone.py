@@ -15,7 +15,7 @@ from minisgl.chapters.lab.grader.gate import Broken, Gate, Missing, Student, Stu
 from minisgl.chapters.lab.grader.installed_package import KITS
 from minisgl.chapters.lab.grader.server_gate import QUESTIONS, Served, facts
 from minisgl.chapters.lab.grader.tutor_runs import installed_plugin
-from minisgl.testing.serving import scaled_timeout
+from minisgl.testing.serving import patient_timeout
 
 PYPROJECT = """\
 [build-system]
@@ -289,7 +289,7 @@ def called_hooks(served: Installed) -> str:
 
     The calls that register options and make an observer do not count: they happen in a server without requests too.
     """
-    until = time.monotonic() + scaled_timeout(3.0)
+    until = time.monotonic() + patient_timeout(3.0)
     while True:
         found = {
             process: {call: n for call, n in calls.items() if n and call not in REGISTERING}

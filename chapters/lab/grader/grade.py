@@ -78,11 +78,11 @@ class ForkServer:
             self._process.wait()
         self._process.stdout.close()
 
-    def run(self, lab: Lab, path: Path, gate: Gate, seed: int, replay: Any = None) -> Verdict:
-        """Run one gate on the file at ``path`` and return its verdict."""
+    def run(self, lab: Lab, path: Path, gate: Gate, seed: int, replay: Any = None, *, loud: bool = True) -> Verdict:
+        """Run one gate on the file at ``path`` and return its verdict. A ``loud`` replay shows what the code prints."""
         limit = scaled_timeout(gate.limit)
         request = {"lab": lab.lab, "path": str(path), "gate": gate.name, "seed": seed, "limit": limit}
-        request |= {"replay": replay, "loud": replay is not None, "shrink_seconds": self._shrink_seconds}
+        request |= {"replay": replay, "loud": loud and replay is not None, "shrink_seconds": self._shrink_seconds}
         request["search_share"] = self.search_share
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -198,7 +198,7 @@ def grade(
             else:
                 verdict = fork_server.run(lab, path, gate, seed, replay)
                 if confirm and replay is None and _can_confirm(verdict):
-                    _confirm(verdict, fork_server.run(lab, path, gate, seed, verdict.workload))
+                    _confirm(verdict, fork_server.run(lab, path, gate, seed, verdict.workload, loud=False))
             report.verdicts.append(verdict)
             on_verdict(verdict)
     return report

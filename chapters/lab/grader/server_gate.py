@@ -21,7 +21,7 @@ import psutil
 from minisgl.chapters.lab.catalog import Lab
 from minisgl.chapters.lab.grader.calibration import slowness
 from minisgl.chapters.lab.grader.gate import Broken, Gate, Missing
-from minisgl.testing.serving import Server, scaled_timeout
+from minisgl.testing.serving import Server, patient_timeout, scaled_timeout
 
 __all__ = ["QUESTIONS", "Served", "facts"]
 
@@ -262,7 +262,7 @@ def _ask_all(served: Served, client: Any) -> None:
 def _check_idle(served: Served) -> None:
     """Wait until the aborted request has left, then check promise 9: every page is free or cached and unused."""
     assert served.server is not None
-    until = time.monotonic() + scaled_timeout(5.0)
+    until = time.monotonic() + patient_timeout(5.0)
     while not served.server.idle_pool():
         if time.monotonic() > until:
             names = ("free", "cached", "evictable", "retiring")
@@ -276,7 +276,7 @@ def _check_idle(served: Served) -> None:
 
 def _check_called(served: Served, calls: Sequence[str], process: str) -> dict[str, float]:
     """Return the call counts of ``process``. Raise `Broken` if one of ``calls`` has not been called."""
-    until = time.monotonic() + scaled_timeout(3.0)
+    until = time.monotonic() + patient_timeout(3.0)
     while True:
         counted = served.calls().get(process, {})
         missing = [name for name in calls if not counted.get(name)]
