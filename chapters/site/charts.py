@@ -93,6 +93,7 @@ def bars(
 def _title(pic: Picture, title: str, narrow: bool) -> float:
     """Write the title of a chart, in several lines if it is narrow. Return the baseline of the last line."""
     words = textwrap.wrap(title, 43) if narrow else [title]
+    pic.width = NARROW if narrow else pic.width
     for i, line in enumerate(words):
         pic.text(0, 12 + LINE * i, line, "strong")
     return 12.0 + LINE * (len(words) - 1)
