@@ -242,7 +242,7 @@ class OpenRequest(msgspec.Struct, gc=False):
     first: float
     """Time of its first token, or 0."""
     retractions: int
-    table: list[int]
+    pages: list[int]
     """Its pages, in order."""
     salt: str | None = None
     """Its ``cache_salt``, or a name for it."""

@@ -178,7 +178,7 @@ class State:
             req.cached_pages, req.priority, req.last_step = list(each.cached), each.priority, event.step - 1
             self.all_requests[each.uid] = self.requests[each.uid] = req
             if each.row >= 0:
-                self.page_table[each.row, : len(each.table)] = each.table
+                self.page_table[each.row, : len(each.pages)] = each.pages
         running = [req for req in self.requests.values() if req.req_pool_idx >= 0]
         self.running = {req.uid: req for req in sorted(running, key=lambda req: req.admission_order)}
         self.owner[:] = np.repeat(*np.array(event.owner, np.int32).reshape(-1, 2).T)

@@ -46,7 +46,7 @@ BODIES: Mapping[str, type[msgspec.Struct]] = MappingProxyType(
         "/v1/messages/count_tokens": CountTokensRequest,
     }
 )
-"""Route → the struct of its body. The body of another route is described as any object."""
+"""Route → the struct of its body. Another route's body is that of its ``openapi_extra``, or described as any object."""
 NO_BODY = ("/ping", "/flush_cache")
 """Routes for POST requests without a body."""
 _TOKEN_ID = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
@@ -204,7 +204,10 @@ def _operation(route: APIRoute, path: str, method: str) -> dict[str, Any]:
         operation["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
         ]
-    if method == "POST" and path not in NO_BODY:
+    described = (route.openapi_extra or {}).get("requestBody")
+    if described:  # a plugin's route describes its body itself, with FastAPI's openapi_extra
+        operation["requestBody"] = described
+    elif method == "POST" and path not in NO_BODY:
         kind = BODIES.get(path)
         schema = {"type": "object"} if kind is None else {"$ref": f"#/components/schemas/{kind.__name__}"}
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}

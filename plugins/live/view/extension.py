@@ -76,6 +76,13 @@ class PaceBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return self
 
 
+def described(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the part of a route's description in ``/openapi.json`` that has the schema of its body."""
+    (_, made) = msgspec.json.schema_components([kind])
+    schema = {**made[kind.__name__], "additionalProperties": {"type": "null"}}  # null is as if it were missing
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
 class Recording:
     """The observer's events since the first page was opened, as JSON lines, for a what-if."""
 
@@ -155,7 +162,7 @@ class Live(HttpExtension):
             facts = {"event": "server", "model": api.model, "control": self._control, "text": self._text}
             return _Page(self, viewer, facts)
 
-        @router.post("/live/pace")
+        @router.post("/live/pace", openapi_extra=described(PaceBody))
         async def set_pace(request: Request) -> Response:
             body, _ = await api.read(request, PaceBody, PaceBody.check)
             if not self._control:
@@ -165,7 +172,7 @@ class Live(HttpExtension):
             self._tell(msgspec.structs.asdict(body))
             return Json({"status": "ok"})
 
-        @router.post("/live/what-if")
+        @router.post("/live/what-if", openapi_extra=described(WhatIfBody))
         async def what_if(request: Request) -> Response:
             body, overrides = await api.read(request, WhatIfBody, WhatIfBody.overrides)
             return Response(await self._ask(body.at, overrides), media_type="application/json")

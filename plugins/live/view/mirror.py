@@ -235,7 +235,7 @@ class Mirror:
             "admitted": entry.admitted_t,
             "first": entry.first_t,
             "retractions": entry.retractions,
-            "table": table[table >= 0].tolist(),
+            "pages": table[table >= 0].tolist(),
         }
 
     def _computed(self, req: Req) -> int:

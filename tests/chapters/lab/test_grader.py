@@ -721,7 +721,7 @@ def test_documented_installations() -> None:
     """The documented install commands include the extra `lab`."""
     root = Path(__file__).parents[3]
     for page, line in {
-        "Makefile": "$(PIP) -e '.[lab]'",
+        "Makefile": "$(SHOWN) -e '.[lab]'",
         "README.md": "pip install -c constraints.txt -e '.[lab]'",
         "chapters/00_start/index.md": "pip install -c constraints.txt -e '.[lab]'",
     }.items():

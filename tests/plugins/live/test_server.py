@@ -329,3 +329,13 @@ def test_options() -> None:
         On(delay=1.0).may_control(there)
     with pytest.raises(ConfigError, match="from 0 to 60"):
         Auto(delay=-1.0).may_control(here)
+
+
+def test_the_bodies_are_described(server: Server) -> None:
+    """``/openapi.json`` says what the routes of the live view need: a random body is refused with 400, by name."""
+    paths = httpx.get(f"{server.url}/openapi.json").json()["paths"]
+    for path, needed in {"/live/pace": "do", "/live/what-if": "at"}.items():
+        schema = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert schema["required"] == [needed]
+        answer = httpx.post(server.url + path, json={})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, needed)

@@ -145,7 +145,7 @@ export class Model {
       Object.assign(req, {
         output: each.output, queued: each.queued, row: each.row, order: each.order, prefill: each.prefill,
         computed: each.computed, cachedPages: each.cached, hit: each.hit, tAdmit: each.admitted, tFirst: each.first,
-        retractions: each.retractions, table: each.table, missed: each.output,
+        retractions: each.retractions, table: each.pages, missed: each.output,
       });
       req.made = new Array(each.output).fill(-1);
       req.how = new Array(each.output).fill("");

@@ -1,4 +1,4 @@
-"""At most eight buckets are recorded: a server whose keys have twins has more."""
+"""At most eight buckets are recorded: a server with more keys has more buckets."""
 
 # causes: capture
 # gate: capture
