@@ -175,6 +175,7 @@ class Planner:
         table, spec = self.request_table, self.cache_manager.spec
         growth = table.page_growth(self.cache_manager.reserve.num_tokens + slack) + table.num_promised_pages
         is_used = np.zeros(spec.num_pages + 1, bool)
+        is_used[spec.num_pages] = True  # the scratch page, where a match has no page of its group
         admitted, victims = list[Req](), list[Req]()
         num_pages = num_rows = num_grown = 0  # num_grown: pages for later tokens of the request admitted last
         is_full = False

@@ -268,6 +268,8 @@ class _Replay:
                 self._add(self._waiting.pop(0))
             else:
                 break
+        else:
+            raise TraceError("the run with the other options does not end: its steps are too small.")
         if self._follows and self.end > self._base + self.scheduler.next_step_id:
             self.future.departs = self._base + self.scheduler.next_step_id
         return self.future

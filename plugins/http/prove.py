@@ -13,8 +13,10 @@ The answer has the SHA-256 of the tokens and log-probabilities of each. With ``e
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import struct
+import time
 import uuid
 from typing import Any
 
@@ -27,7 +29,7 @@ from minisgl.core import Finished, SamplingParams
 from minisgl.message import Prompt, TokenizeRequest, TokensPrompt, pack_ids, unpack_ids
 from minisgl.server.answer import Chat
 from minisgl.server.app import Api
-from minisgl.server.errors import ApiError
+from minisgl.server.errors import ApiError, timed_out
 from minisgl.server.extension import HttpExtension
 from minisgl.server.generate import Choice, Json, ResponseBuilder, respond_json
 from minisgl.server.protocol import ChatRequest
@@ -54,7 +56,12 @@ class Proof:
 
     def __init__(self, api: Api, request: Request, chat: Chat):
         body = chat.body
-        for name, wrong in (("stream", body.stream), ("n", body.n != 1), ("cache_salt", body.cache_salt is not None)):
+        for name, wrong in {
+            "stream": body.stream,
+            "n": body.n != 1,
+            "cache_salt": body.cache_salt is not None,
+            "prompt_logprobs": body.prompt_logprobs is not None,  # then no prefix is taken from the cache
+        }.items():
             if wrong:
                 raise ApiError(400, f"{name} is not available in /prove.", name)
         limit = body.token_limit
@@ -68,10 +75,14 @@ class Proof:
     async def run(self) -> Response:
         """Answer the chat in all ways, one after another. Return 499 if the client disconnects."""
         query = self._api.dispatcher.ask_tokenizer(lambda uid: TokenizeRequest(uid, self._prompt))
-        ids = unpack_ids((await query).ids)
+        try:
+            async with asyncio.timeout(self._api.config.server.request_timeout):
+                ids = unpack_ids((await query).ids)
+        except TimeoutError:
+            raise timed_out(self._api.config.server.request_timeout or 0.0) from None
         first, salt, other = ids[: max(1, len(ids) // 2)], uuid.uuid4().hex, uuid.uuid4().hex
         plain, cold, halves = (msgspec.structs.replace(self._params, cache_salt=key) for key in (None, salt, other))
-        only_prompt = SamplingParams(max_tokens=1, temperature=0.0, cache_salt=other)
+        only_prompt = SamplingParams(max_tokens=1, temperature=0.0, cache_salt=other, priority=self._params.priority)
         answers: dict[str, dict[str, Any]] = {}
         for name, prompt, params in (
             ("as_sent", ids, plain),
@@ -91,6 +102,7 @@ class Proof:
     async def _answer(self, prompt: Prompt, params: SamplingParams, collected: Collected) -> Response:
         api, request = self._api, self._request
         stream = api.submit(request, [prompt], params, collected)
+        stream.arrival = time.monotonic()  # for the times of this answer in the metrics
         return await respond_json(request, api.dispatcher, stream, collected)
 
 

@@ -35,10 +35,13 @@ class Timeout(HttpExtension):
 
     def watch(self, stream: Stream) -> Callable[[int, Delta], None] | None:
         left = stream.arrival + self._seconds - time.monotonic()
-        error, end = timed_out(self._seconds), self._api.dispatcher.end
-        loop = asyncio.get_running_loop()
-        self.timers[stream] = loop.call_later(left, end, stream, error.message, error.status)
+        self.timers[stream] = asyncio.get_running_loop().call_later(left, self._end, stream)
         return None
+
+    def _end(self, stream: Stream) -> None:
+        error = timed_out(self._seconds)
+        del self.timers[stream]  # an HTTP request may have had several streams, and `on_end` knows the last one
+        self._api.dispatcher.end(stream, error.message, error.status)
 
     def on_end(self, record: RequestRecord) -> None:
         stream = record.stream

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from minisgl import LLM
 from minisgl.config import ConfigError
 from minisgl.core import SamplingParams
+from minisgl.engine.gumbel import Param, draw, token_hashes
 from minisgl.plugins.kernels.converted import exact
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.exact import Composition, Exactness, compositions
@@ -109,6 +110,20 @@ def test_bfloat16(tmp_path: Path) -> None:
         check_all(own, EXAMPLES // 5, ["answers"])
     finally:
         own.close()
+
+
+def test_noise_of_long_rows() -> None:
+    """The tokens are those of the plain sampler, for each row alone and beside others."""
+    torch.manual_seed(0)
+    logits, hashes = torch.randn(4, 40_000), token_hashes(40_000, torch.device("cpu"))
+    table = torch.zeros(4, len(Param), dtype=torch.int32)
+    table[:, Param.SEED_LOW] = torch.arange(4, dtype=torch.int32)
+    table[:, Param.TEMPERATURE] = torch.tensor([0.7, 1.0, 1.3, 2.0]).view(torch.int32)
+    rows, positions = torch.arange(4, dtype=torch.int32), torch.tensor([5, 5, 9, 700], dtype=torch.int32)
+    tokens = exact.draw_rows(logits, table, rows, positions, hashes)
+    assert torch.equal(tokens, draw(logits, table, rows, positions, hashes))
+    for i in range(4):
+        assert exact.draw_rows(logits[i : i + 1], table, rows[i : i + 1], positions[i : i + 1], hashes) == tokens[i]
 
 
 def test_long_rows_of_logits() -> None:

@@ -63,6 +63,7 @@ def test_promise_8_equal_hashes_beside_other_requests(server: Server) -> None:
     [
         ({"seed": None}, "seed"),
         ({"n": 2}, "n"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"stream": True}, "stream"),
         ({"cache_salt": "mine"}, "cache_salt"),
         ({"max_completion_tokens": None}, "max_completion_tokens"),

@@ -78,17 +78,22 @@ def search(
         workload: Any = student.replay
         if student.replay is not None:
             found = attempt(student, workload)
-        tried_at, tried = started, 0
+        tried_at, tried, longest = started, 0, 0.0
         share = student.search_share
         while student.replay is None and found is None and tried < max(tries * share, at_least):
             # In processor time: a busy machine tries as many workloads as an idle one, if the watchdog's limit is far.
             enough = tried >= max(at_least, 1)
             spent = time.process_time() - computed > seconds * share * student.slower
-            if tried and ((enough and spent) or student.seconds_left < UNIT_SECONDS * (0.5 if enough else 0.35)):
+            # A workload that is begun needs time to end: one that the end of the gate stops would count as a hang.
+            short = student.seconds_left - 1.0 < 2.0 * longest
+            if tried and (
+                (enough and spent) or short or student.seconds_left < UNIT_SECONDS * (0.5 if enough else 0.35)
+            ):
                 break
             tried += 1
             workload, tried_at = make(rng, tried), time.monotonic()
             found = attempt(student, workload)
+            longest = max(longest, time.monotonic() - tried_at)
         if found is None:
             return f"{tried or 1} workloads"
         broken, cause = found, found.cause

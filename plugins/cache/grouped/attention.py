@@ -86,6 +86,22 @@ class GroupedAttention(AttentionBackend):
         self, layer: LayerSpec, qkv: Tensor, norm: QKNorm | None, cos_sin: Tensor, out_cache_loc: Tensor
     ) -> Tensor:
         """Compute the layer with its group's backend. ``out_cache_loc`` is replaced by the group's own locations."""
-        number, spec = self.slots[layer.index]
-        locations = self._locations[number] if len(self.backends) > 1 else out_cache_loc
+        number, spec, locations = self._where(layer, out_cache_loc)
         return self.backends[number].attend(spec, qkv, norm, cos_sin, locations)
+
+    def norm_rope_store(
+        self, layer: LayerSpec, qkv: Tensor, norm: QKNorm | None, cos_sin: Tensor, out_cache_loc: Tensor
+    ) -> Tensor:
+        """Compute the first part of `attend`, for models that call the parts."""
+        number, spec, locations = self._where(layer, out_cache_loc)
+        return self.backends[number].norm_rope_store(spec, qkv, norm, cos_sin, locations)
+
+    def forward(self, layer: LayerSpec, q: Tensor, out: Tensor) -> Tensor:
+        """Compute the second part of `attend`."""
+        number, spec = self.slots[layer.index]
+        return self.backends[number].forward(spec, q, out)
+
+    def _where(self, layer: LayerSpec, out_cache_loc: Tensor) -> tuple[int, LayerSpec, Tensor]:
+        """Return a layer's group, its spec with its slot in the pool, and the KV locations of the step's tokens."""
+        number, spec = self.slots[layer.index]
+        return number, spec, self._locations[number] if len(self.backends) > 1 else out_cache_loc

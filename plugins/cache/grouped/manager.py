@@ -138,10 +138,13 @@ class GroupCacheManager(CacheManager):
         """Offer whole pages of prompts to the cache, and clear the columns that no later query reads."""
         self.last_launched_step = step.id
         table = self.request_table
+        reserved = int(table.page_growth(self.reserve.num_tokens).sum())
         for req in reqs:
             row = req.req_pool_idx
             computed = min(int(table.num_computed_tokens[row]), int(table.num_prefill_tokens[row]))
-            self._offer(req, req.prefix_match.ids, computed // self.spec.page_size, max(self.num_available_pages, 0))
+            left = max(self.num_available_pages - reserved, 0)
+            self._offer(req, req.prefix_match.ids, computed // self.spec.page_size, left)
+            self._promise(row)  # what the next request of the step can't offer any more
         self._clear_behind(step.req_pool_indices)
         for row in step.req_pool_indices[step.num_continuing :].tolist():
             self._promise(row)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from minisgl.config import ConfigError
-from minisgl.engine.gumbel import draw
+from minisgl.engine.gumbel import Param, gumbel
 from minisgl.layers.attention import AttentionLayer, RMSNorm, RMSNormFused
 from minisgl.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from minisgl.layers.linear import GatedMLP, LinearColParallelMerged, LinearQKVMerged, LinearRowParallel
@@ -54,7 +54,9 @@ class Product:
     def __init__(self, weight: Tensor, name: str):
         self._out_size = len(weight)
         self._padding = -len(weight) % cpp.MULTIPLE
-        weight = nn.functional.pad(weight.detach(), (0, 0, 0, self._padding)).contiguous()
+        weight = weight.detach().contiguous()
+        if self._padding:
+            weight = nn.functional.pad(weight, (0, 0, 0, self._padding))
         if not cpp.serves(weight):
             raise ConfigError(
                 f"exact=true can't multiply with {name}, {list(weight.shape)} in {weight.dtype}: the number of inputs "
@@ -316,8 +318,12 @@ def draw_rows(
     logits: Tensor, table: Tensor, req_pool_indices: Tensor, positions: Tensor, hashes: Tensor, *, scaled: bool = True
 ) -> Tensor:
     """Sample a token for each row: see `minisgl.engine.gumbel.draw`."""
-    tokens = [
-        draw(logits[i : i + 1].clone(), table, req_pool_indices[i : i + 1], positions[i : i + 1], hashes, scaled=scaled)
-        for i in range(len(logits))
-    ]
-    return torch.cat(tokens) if tokens else positions.new_empty(0, dtype=torch.int64)
+    tokens = positions.new_empty(len(logits), dtype=torch.int64)
+    params = table.index_select(0, req_pool_indices)
+    for i, row in enumerate(logits.float()):
+        if scaled:
+            row = row / params[i, Param.TEMPERATURE, None].view(torch.float32)
+        key = params[i : i + 1, : Param.TEMPERATURE], positions[i : i + 1]
+        noise = [gumbel(*key, block.clone())[0] for block in hashes.split(BLOCK)]
+        tokens[i] = torch.cat(noise).add_(row).argmax()
+    return tokens

@@ -122,7 +122,7 @@ class Live(HttpExtension):
         self._api: Api | None = None
         self._recording = Recording()
         self._linger: asyncio.TimerHandle | None = None
-        self._tokens: asyncio.Future[bytes] | None = None  # what a what-if waits for
+        self._tokens: asyncio.Future[tuple[bytes, bytes]] | None = None  # what a what-if waits for
 
     def wrap(self, app: ASGIApp) -> ASGIApp:
         """Answer ``GET /`` with the page if a browser asks. Other clients get what they get without it."""
@@ -188,8 +188,8 @@ class Live(HttpExtension):
         self._tokens = asyncio.get_running_loop().create_future()
         try:
             self._tell({"do": "tokens"})
-            tokens = await asyncio.wait_for(self._tokens, REPLY_SECONDS)
-            return await ask(Question(b"\n".join(self._recording.parts), tokens, at, overrides))
+            lines, tokens = await asyncio.wait_for(self._tokens, REPLY_SECONDS)
+            return await ask(Question(lines, tokens, at, overrides))
         except TimeoutError:
             raise ApiError(503, "The scheduler did not send the tokens of the recording.", code="overloaded") from None
         finally:
@@ -218,7 +218,8 @@ class Live(HttpExtension):
         self._tell({"do": "read", "number": int(first[1:])})
         if first[:1] == b"t":
             if self._tokens is not None and not self._tokens.done():
-                self._tokens.set_result(data)
+                # Joined now: later events belong to requests and pages whose tokens these are not.
+                self._tokens.set_result((b"\n".join(self._recording.parts), data))
             return
         self._recording.take(first[:1], data)
         frame = _frame(data)
