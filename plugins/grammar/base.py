@@ -167,7 +167,7 @@ def masks_with_rollback(
     those before it: they have no effect.
     """
     if not drafts:
-        return mask()[None]
+        return mask()[None].copy()  # who gets a mask may change it, and a matcher keeps its own
     found, consumed = [mask()], 0
     for draft in drafts:
         if consumed == len(found) - 1 and consume(draft):

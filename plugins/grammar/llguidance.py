@@ -251,7 +251,7 @@ class LLGuidanceMatcher(Matcher):
             self._masks.expect(self)
             self._masks.fill()
         assert self.mask is not None
-        known = [self.mask.copy()]  # the mask before the drafts; the caller may change it
+        known = [self.mask]  # the mask before the drafts
 
         def mask() -> I32:
             found: I32 = known.pop() if known else self._masks.find([self])[0]

@@ -85,3 +85,12 @@ def test_options_that_know_one_group(
 ) -> None:
     with pytest.raises(ConfigError, match=message), LLM(str(checkpoints["olmo3"][0]), overrides=[*OPTIONS, *options]):
         pass
+
+
+def test_model_that_calls_the_parts_of_attention() -> None:
+    """``architecture=Qwen3Plain`` calls `norm_rope_store` and `forward` itself."""
+    tokens = []
+    for cache in ("radix", "groups"):
+        with LLM("tutor", overrides=["architecture=Qwen3Plain", f"cache={cache}", "num_pages=64"]) as llm:
+            tokens.append([list(output.token_ids) for output in llm.generate(["What is a page?"] * 2, GREEDY)])
+    assert tokens[0] == tokens[1]

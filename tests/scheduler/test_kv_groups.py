@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minisgl.core import EngineSpec, KVGroup, SamplingParams
+from minisgl.core import EngineSpec, KVGroup, Req, SamplingParams
 from minisgl.plugins.cache.grouped.tree import tail_pages
 from minisgl.scheduler.page_allocator import CACHE
 from minisgl.testing import SimViolation
@@ -119,6 +119,17 @@ def test_hit_ends_where_all_groups_have_their_pages() -> None:
     shared.scheduler.cache_manager._version += 1
     shared.run([Job(3, [*branch[:40], 1, 2], SamplingParams(max_tokens=4, temperature=0.0))])
     assert shared.report.finished[3].cached_tokens == 0  # the group without a window alone is no prefix
+
+
+def test_long_hit_of_windows_fits_into_an_idle_pool() -> None:
+    """The columns behind the windows, which need no page, are not counted where requests are retracted."""
+    hit = drive((-1, 8, 8, 8), num_pages=60)
+    hit.run([job(1, 100, 4)])
+    manager, planner = hit.scheduler.cache_manager, hit.scheduler.planner
+    req = Req(2, np.asarray(job(2, 100, 4).prompt, np.int32), SamplingParams(max_tokens=4), 1)
+    req.max_len = 104
+    assert len(manager.match(req).pages) > 20
+    assert planner.select_victims([req]) == ([req], [])
 
 
 def test_retraction_with_groups() -> None:

@@ -354,3 +354,14 @@ def test_an_error_in_a_grammar_ends_its_request_only(plain: Grammars, monkeypatc
     assert not made.masks([1, 2]).any() and made.masks([1, 2]).shape == (3, VOCAB_SIZE // 32)
     assert (made.allowed([1]), list(made.forced(3))) == (0, [])
     assert plain.constraint(Grammar("regex", "(ab)+"), VOCAB_SIZE, [0]).masks([]).any()
+
+
+@pytest.mark.parametrize("plugin", ["plain", "fast"])
+def test_who_gets_a_mask_may_change_it(plugin: str, request: pytest.FixtureRequest, tokenizer: Tokenizer) -> None:
+    """The rule that allows the beginning of a thought adds to the first mask (`token_rules.AfterToken`)."""
+    grammars: Grammars = request.getfixturevalue(plugin)
+    matcher = grammars.constraint(Grammar("regex", "[a-z]{2,8}"), VOCAB_SIZE, sorted(tokenizer.eos_ids))
+    first = matcher.masks([])
+    before = first.copy()
+    first[:] = -1
+    assert (matcher.masks([]) == before).all()
