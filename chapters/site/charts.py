@@ -13,7 +13,7 @@ from minisgl.trace.draw.svg import LINE, NARROW, Picture, figure
 __all__ = ["Rows", "bars", "lines", "number", "shown", "table"]
 
 ROOT = Path(__file__).parents[2]
-LABEL, LONGEST, THICK = 216, 354, 13
+LABEL, LONGEST, THICK = 240, 330, 13
 """Width of the labels and of the longest bar, and height of a bar, in pixels."""
 HUES = (0, 1, 2, 6, 4)
 """Colours of the bars and lines, which are easy to tell apart."""

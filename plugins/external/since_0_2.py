@@ -31,7 +31,7 @@ Plugins with these hooks still work, with a warning."""
 
 ADDED_METHODS = MappingProxyType(
     {
-        "attention": (("attend", "norm_rope_store"), "minisgl.attention", "AttentionBackend"),
+        "attention": (("attend", "norm_rope_store", "group_layers"), "minisgl.attention", "AttentionBackend"),
         "graph": (("wrap", "wrap_attention"), "minisgl.plugins.graph.replaying", "BucketRunner"),
         "speculation": (("speculate",), "minisgl.plugins.speculation", "DraftProposer"),
     }

@@ -6,7 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from minisgl.bench import abuse, cluster, cpu, grammar, host, kernels, link, offline, online, speculation, suite, ttft
+from minisgl.bench import (
+    abuse,
+    cluster,
+    cpu,
+    grammar,
+    host,
+    kernels,
+    link,
+    live,
+    offline,
+    online,
+    speculation,
+    suite,
+    ttft,
+)
 from minisgl.bench.__main__ import BENCHMARKS, main
 from minisgl.chapters.ladder import stages
 
@@ -25,6 +39,7 @@ WRITERS = {
     "ttft": (ttft, "measure", ["--json"]),
     "grammar": (grammar, "measure", ["--json"]),
     "cpu": (cpu, "measure", ["--json"]),
+    "live": (live, "Server", ["--json"]),
 }
 
 

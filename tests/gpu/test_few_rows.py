@@ -14,6 +14,7 @@ from minisgl.models.decoder import DecoderLayer, DecoderLayers
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.attention.triton import FUSED_ROWS, TritonAttention
 from minisgl.plugins.kernels.converted import few_rows
+from minisgl.plugins.kernels.converted.cpu_layers import CpuDecoderLayers
 from minisgl.plugins.kernels.converted.decoder_layers import FusedDecoderLayers
 from minisgl.plugins.kernels.ops.launch import in_pieces, recording
 from minisgl.testing.checkpoints import tiny_checkpoint
@@ -61,7 +62,7 @@ def build(name: str, folder: Path, device: torch.device, compiled: bool, backend
     path = tiny_checkpoint(name, folder, **MODELS[name])
     model = PagedModel(path, device=device, dtype=dtype, manager=manager, max_seq_len=96, **made)
     if not compiled:
-        convert(model.model, {DecoderLayers: FusedDecoderLayers})  # type: ignore[arg-type]
+        convert(model.model, dict.fromkeys((DecoderLayers, CpuDecoderLayers), FusedDecoderLayers))  # type: ignore[arg-type]
         if isinstance(model.attention, TritonAttention):  # the interpreter needs no early launches
             model.attention.fused_rows = FUSED_ROWS
     return model

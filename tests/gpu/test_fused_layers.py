@@ -14,6 +14,7 @@ from minisgl.models.converter import convert
 from minisgl.models.decoder import DecoderLayer, DecoderLayers
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.kernels.converted import few_rows, fused_layers
+from minisgl.plugins.kernels.converted.cpu_layers import CpuDecoderLayers
 from minisgl.plugins.kernels.converted.decoder_layers import FusedDecoderLayers
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.paged import PagedModel
@@ -50,7 +51,7 @@ def build(name: str, folder: Path, device: torch.device, dtype: torch.dtype) -> 
     model = PagedModel(
         path, device=device, dtype=dtype, manager=manager, attention=attention, max_seq_len=96, max_running_requests=70
     )
-    convert(model.model, {DecoderLayers: FusedDecoderLayers})  # type: ignore[arg-type]
+    convert(model.model, dict.fromkeys((DecoderLayers, CpuDecoderLayers), FusedDecoderLayers))  # type: ignore[arg-type]
     return model
 
 

@@ -20,7 +20,8 @@ AROUND = ("bench", "trace", "testing", "cluster", "chapters")
 LOADED = f"""
 import sys
 modules = [name for name in sys.modules if name.startswith("minisgl.")]
-plugins = [name for name in modules if name.startswith("minisgl.plugins.") and "hookimpl" in vars(sys.modules[name])]
+plugins = [name for name in modules if name.startswith("minisgl.plugins.")]
+plugins = [name for name in plugins if any(key.startswith("minisgl_") for key in vars(sys.modules[name]))]
 plugins = [name.removeprefix("minisgl.plugins.") for name in plugins]
 around = sorted({{name.split(".")[1] for name in modules}} & set({AROUND}))
 """

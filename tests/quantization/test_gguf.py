@@ -174,7 +174,8 @@ def test_tokens_and_chats(tokenizer: str, tmp_path: Path) -> None:
             assert llm.tokenizer.decode(llm.tokenizer.encode(text)) == plain.tokenizer.decode(
                 plain.tokenizer.encode(text)
             )
-        messages = [{"role": "user", "content": "a <|eos|> b"}]
+        text = "a <|eos|> b" if tokenizer == "auto" else "a b"  # the plain tokenizer refuses special tokens
+        messages = [{"role": "user", "content": text}]
         assert llm.tokenizer.chat(messages) == plain.tokenizer.chat(messages)
         assert llm.tokenizer.eos_ids == plain.tokenizer.eos_ids == {1}
         (output,) = llm.generate([[0, 5, 6]], SamplingParams(max_tokens=5, ignore_eos=True, temperature=0))

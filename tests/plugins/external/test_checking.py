@@ -119,7 +119,10 @@ def test_factory_hooks_of_minisgl_0_2(write: Write, caplog: pytest.LogCaptureFix
     """
     manager = PluginManager.load([str(write(PART + body))])
     assert "minisgl_cache is deprecated" in caplog.text
-    assert "as the method `build` of the options dataclass, which takes page_size, build_other by name" in caplog.text
+    assert (
+        "as the method `build` of the options dataclass, which takes page_size, spec, build_other by name"
+        in caplog.text
+    )
     assert manager.build("cache", manager.make("cache", "mine"), page_size=4) == (1, 4, "NaiveCache")
 
 
