@@ -248,7 +248,7 @@ PLANTED_WINDOWS: dict[str, PlantedWindow] = {
     "a window one position too short": PlantedWindow(window_one_too_short, LONG, 60, "page-shared"),
     "a window freed two pages late": PlantedWindow(page_kept_late, LONG, 60, "keeps"),
     "a window that is masked only": PlantedWindow(never_freed, LONG, 60, "keeps"),
-    "cached pages unlocked while a step reads them": PlantedWindow(unlocked_in_flight, CROWDED, 26, "page-in-flight"),
+    "cached pages unlocked while a step reads them": PlantedWindow(unlocked_in_flight, CROWDED, 29, "page-in-flight"),
     "cached pages behind a window that stay locked": PlantedWindow(never_unlocked, LONG, 60, "users"),
     "a hit without the window's pages": PlantedWindow(hit_without_window, SHARED, 30, "freed too early"),
     "a hit with one page of the window too few": PlantedWindow(hit_one_page_short, SHARED, 30, "table-missing"),
@@ -256,7 +256,7 @@ PLANTED_WINDOWS: dict[str, PlantedWindow] = {
     "a hit with the pages of another group": PlantedWindow(
         groups_exchanged_at_hit, SHARED, 90, "kv-content", windows=(-1, 6, 6)
     ),
-    "no promise for later chunks": PlantedWindow(no_promise, CROWDED, 23, "pages requested"),
+    "no promise for later chunks": PlantedWindow(no_promise, CROWDED, 37, "pages requested"),
     "window pages cached without room for others": PlantedWindow(
         cached_without_room, CROWDED, 15, "cannot hold the only running request", (6, 6, 6)
     ),
