@@ -8,6 +8,7 @@ knows nothing of requests.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
 
 import torch
@@ -89,16 +90,17 @@ def gumbel(keys: Tensor, positions: Tensor, hashes: Tensor) -> Tensor:
 
 
 def draw(
-    logits: Tensor, table: Tensor, req_pool_indices: Tensor, positions: Tensor, hashes: Tensor, *, scaled: bool = True
-) -> Tensor:
+    logits: Tensor, table: Tensor, req_pool_indices: Tensor, positions: Tensor, hashes: Tensor, *, scaled: bool = True,
+    noise: Callable[..., Tensor] = gumbel,
+) -> Tensor:  # fmt: skip
     """Sample a token for each row: argmax(logits / temperature + noise), int64 [rows].
 
     ``logits`` [rows, vocab] of any float dtype are converted to float32. ``table`` int32 [request-pool rows, 3 or more]
     holds the seed key and the temperature, above 0, in the first columns of `Param`. If ``scaled`` is False, the logits
     are not divided by the temperature. ``req_pool_indices`` int32 [rows] selects a row of ``table`` for each row of
-    logits. ``positions`` and ``hashes`` are as in `gumbel`.
+    logits. ``positions`` and ``hashes`` are as in `gumbel`, which ``noise`` may replace.
     """
     params, logits = table.index_select(0, req_pool_indices), logits.float()
     if scaled:
         logits = logits / params[:, Param.TEMPERATURE, None].view(torch.float32)
-    return gumbel(params[:, : Param.TEMPERATURE], positions, hashes).add_(logits).argmax(dim=1)
+    return noise(params[:, : Param.TEMPERATURE], positions, hashes).add_(logits).argmax(dim=1)

@@ -189,8 +189,9 @@ class ModelRunner:
         num_sampled, scores = prepared.num_sampled, {}
         logits = None if prepared.sampling is None else self.model.logits(hidden[:num_sampled])
         if prepared.prompt is not None:
-            functions = self.model.logits, self.sampler.log_sum_exp
-            scores = score_prompt(hidden[num_sampled:], prepared.prompt, *functions, self.spec.vocab_size)
+            scores = score_prompt(
+                hidden[num_sampled:], prepared.prompt, self.model.logits, self.sampler.log_sum_exp, self.spec.vocab_size
+            )
         return Forward(prepared.step, logits, prepared.sampling, scores)
 
     def sample(self, forward: Forward, masks: TokenMasks | None) -> dict[str, Tensor]:

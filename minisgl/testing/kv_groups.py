@@ -39,7 +39,7 @@ class WindowDrive(Drive):
         return output
 
     def check_pages(self) -> None:
-        """Raise AssertionError if a running request has too many pages, or lacks one that its next query reads."""
+        """Raise AssertionError if a running request has too many pages, or if its next query lacks a page."""
         manager = self.scheduler.cache_manager
         owner, users = manager.allocator.pages.owner, manager.allocator.ref_counts
         table, spec, locked = manager.request_table, self.spec, 0

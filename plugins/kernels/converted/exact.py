@@ -16,7 +16,8 @@ He et al., Defeating Nondeterminism in LLM Inference, 2025, describes the cause 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from minisgl.config import ConfigError
-from minisgl.engine.gumbel import Param, gumbel
+from minisgl.engine.gumbel import draw, gumbel
 from minisgl.layers.attention import AttentionLayer, RMSNorm, RMSNormFused
 from minisgl.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from minisgl.layers.linear import GatedMLP, LinearColParallelMerged, LinearQKVMerged, LinearRowParallel
@@ -194,17 +195,14 @@ class ExactMoE:
 
     gate_product: Product
     top_k: int
-    renormalize: bool
+    route: Callable[[Tensor], tuple[Tensor, Tensor]]
     experts: list[ExactExperts]
     comm: Communicator
     reduce: bool
 
-    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Route x [tokens, hidden]: see `minisgl.plugins.models.experts.MoELayer.route`."""
-        weights, ids = self.gate_product(x).softmax(dim=-1, dtype=torch.float32).topk(self.top_k, dim=-1)
-        if self.renormalize:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
-        return ids.int(), weights
+    def router_logits(self, x: Tensor) -> Tensor:
+        """Multiply x [tokens, hidden] with the router's weight: see `minisgl.plugins.models.experts.MoELayer`."""
+        return self.gate_product(x)
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the layer of x [tokens, hidden]: see `minisgl.plugins.models.experts.MoELayer.forward`."""
@@ -236,7 +234,7 @@ class ExactMoE:
 
 def convert_experts(layer: Any, name: str) -> None:
     """Convert an MoE layer (`minisgl.plugins.models.experts.MoELayer`) whose experts ``moe=torch`` has loaded."""
-    weights: list[Any] = [getattr(layer.experts, name, None) for name in ("gate_up", "down")]
+    weights: list[Any] = [getattr(layer.experts, part, None) for part in ("gate_up", "down")]
     if not all(isinstance(weight, Tensor) and weight.dim() == 3 for weight in weights):
         raise ConfigError(
             "exact=true computes the experts itself, from the weights that moe=torch has loaded: use moe=torch."
@@ -299,7 +297,7 @@ class FixedOrderKernels(Kernels):
 
     def convert_sampler(self, sampler: Sampler) -> None:
         """Compute what has exponentials and logarithms row by row."""
-        sampler.draw, sampler.log_sum_exp = draw_rows, log_sum_exp
+        sampler.draw, sampler.log_sum_exp = partial(draw, noise=noise_of_rows), log_sum_exp
 
 
 # ---- sampling --------------------------------------------------------------------------------------
@@ -314,16 +312,11 @@ def log_sum_exp(logits: Tensor) -> Tensor:
     return torch.stack(rows) if rows else logits.new_empty(0, 1)
 
 
-def draw_rows(
-    logits: Tensor, table: Tensor, req_pool_indices: Tensor, positions: Tensor, hashes: Tensor, *, scaled: bool = True
-) -> Tensor:
-    """Sample a token for each row: see `minisgl.engine.gumbel.draw`."""
-    tokens = positions.new_empty(len(logits), dtype=torch.int64)
-    params = table.index_select(0, req_pool_indices)
-    for i, row in enumerate(logits.float()):
-        if scaled:
-            row = row / params[i, Param.TEMPERATURE, None].view(torch.float32)
-        key = params[i : i + 1, : Param.TEMPERATURE], positions[i : i + 1]
-        noise = [gumbel(*key, block.clone())[0] for block in hashes.split(BLOCK)]
-        tokens[i] = torch.cat(noise).add_(row).argmax()
-    return tokens
+def noise_of_rows(keys: Tensor, positions: Tensor, hashes: Tensor) -> Tensor:
+    """Return Gumbel noise, float32 [rows, vocab]: see `minisgl.engine.gumbel.gumbel`."""
+    blocks = [block.clone() for block in hashes.split(BLOCK)]
+    rows = [
+        torch.cat([gumbel(keys[i : i + 1], positions[i : i + 1], block) for block in blocks], dim=1)
+        for i in range(len(keys))
+    ]
+    return torch.cat(rows) if rows else keys.new_empty(0, len(hashes), dtype=torch.float32)

@@ -92,9 +92,13 @@ class MoELayer(nn.Module):
         self.experts = self.moe.load(self.gate_up, self.down, range(self.num_experts), self.act)
         self.gate_up = self.down = None
 
+    def router_logits(self, x: Tensor) -> Tensor:
+        """Return the router's scores of all experts, [tokens, num_experts], for x [tokens, hidden]."""
+        return F.linear(x, self.gate)
+
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Route x [tokens, hidden]: return expert numbers, int32, and weights, float32, both [tokens, top_k]."""
-        weights, ids = F.linear(x, self.gate).softmax(dim=-1, dtype=torch.float32).topk(self.top_k, dim=-1)
+        weights, ids = self.router_logits(x).softmax(dim=-1, dtype=torch.float32).topk(self.top_k, dim=-1)
         if self.renormalize:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         return ids.int(), weights
