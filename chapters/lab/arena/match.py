@@ -6,15 +6,13 @@ score of the match is the geometric mean over the traces.
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from minisgl.chapters.lab.arena.play import BASELINES, Played
+from minisgl.chapters.lab.child import ChildError, ask_child
 from minisgl.testing.serving import scaled_timeout
 from minisgl.trace.draw.svg import Picture
 
@@ -62,19 +60,12 @@ def match(kind: str, files: Sequence[str], seed: int) -> Iterator[Entry]:
 
 def _played(kind: str, name: str, own: bool, seed: int) -> Entry:
     entry = Entry(Path(name).name if own else name, own)
-    request = json.dumps({"kind": kind, "entry": name, "file": own, "seed": seed})
-    command = [sys.executable, "-m", "minisgl.chapters.lab.arena.play"]
-    limit = scaled_timeout(SECONDS)
+    request = {"kind": kind, "entry": name, "file": own, "seed": seed}
     try:
-        done = subprocess.run(command, input=request, capture_output=True, text=True, timeout=limit)
-    except subprocess.TimeoutExpired:
-        entry.out = f"it was not done after {limit:.0f} s"
+        found = ask_child("minisgl.chapters.lab.arena.play", request, scaled_timeout(SECONDS))
+    except ChildError as error:
+        entry.out = str(error)
         return entry
-    lines = done.stdout.splitlines()
-    if done.returncode or not lines:
-        entry.out = (done.stderr.strip().splitlines() or ["its process has ended"])[-1]
-        return entry
-    found = json.loads(lines[-1])
     entry.out = found.get("out", "")
     entry.played = [Played(**each) for each in found.get("played", ())]
     return entry

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from minisgl.chapters.lab.child import ChildError, ask_child
 from minisgl.chapters.lab.mine.engine import OwnPart, parts_of
 from minisgl.config import ConfigError
 
@@ -66,20 +66,12 @@ def measure(rungs: Sequence[Rung], seconds: float = 300.0) -> Iterator[dict[str,
     Each rung is counted in a child process, which is killed after ``seconds``.
     """
     for rung in rungs:
-        request = json.dumps({"words": rung.words})
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join([*rung.python_path, os.environ.get("PYTHONPATH", "")])}
-        command = [sys.executable, "-m", "minisgl.chapters.lab.mine.rungs"]
+        path = os.pathsep.join([*rung.python_path, os.environ.get("PYTHONPATH", "")])
         try:
-            done = subprocess.run(command, input=request, capture_output=True, text=True, timeout=seconds, env=env)
-        except subprocess.TimeoutExpired:
-            yield {"lab": rung.lab, "error": f"it was not done after {seconds:.0f} s"}
-            continue
-        lines = done.stdout.splitlines()
-        if done.returncode or not lines:
-            said = (done.stderr.strip().splitlines() or ["the process has ended"])[-1]
-            yield {"lab": rung.lab, "error": said}
-        else:
-            yield {"lab": rung.lab, **json.loads(lines[-1])}
+            counts = ask_child("minisgl.chapters.lab.mine.rungs", {"words": rung.words}, seconds, {"PYTHONPATH": path})
+        except ChildError as error:
+            counts = {"error": str(error)}
+        yield {"lab": rung.lab, **counts}
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
