@@ -144,7 +144,7 @@ def paged(table: Sequence[int] = (5, 1, 7), pool: int = 9, tail: int = 2, size: 
 
 
 def tiles(queries: int = 4, keys: int = 5, now: tuple[int, int] = (2, 1)) -> str:
-    """Return the diagram of FlashAttention: tiles of scores, of which one at a time is on the chip."""
+    """Return the diagram of FlashAttention: the scores in tiles, with one tile at a time on the chip."""
     pic = Picture("tiles", "FlashAttention computes scores in tiles")
     side = 40.0
     pic.desc = (

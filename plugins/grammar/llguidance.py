@@ -190,8 +190,9 @@ def _json_rule(grammar: Grammar, schema: Any) -> str:
 class _Masks:
     """Computes masks of many answers at once, in several threads.
 
-    When one answer needs its mask, those that went on since the last time are computed, too: they will be asked for in
-    the same step. ``vocab_size`` is the number of tokens of a mask. llguidance has one more, the end of an answer.
+    When the scheduler asks for the mask of one answer, the masks of all answers that have a new token since then are
+    computed, because the scheduler asks for them in the same step. ``vocab_size`` is the number of tokens of a mask.
+    llguidance has one more, the end of an answer.
     """
 
     def __init__(self, library: Any, vocab_size: int):

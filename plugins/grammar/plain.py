@@ -238,7 +238,7 @@ class PlainMatcher(Matcher):
 
 
 def begun(network: Network, text: str) -> tuple[Automaton, int]:
-    """Return an automaton of its own that has read the beginning of an answer, and its state."""
+    """Return a new automaton that has read ``text``, the beginning of an answer, and its state after it."""
     automaton = Automaton(network)
     automaton.begin()
     try:

@@ -14,7 +14,7 @@ from minisgl.testing.serving import Server
 from .catalog import ENVIRONMENTS, FOLDER
 
 EXAMPLES = 60
-"""Random requests for each route, in addition to those that test each bound: about 2,000 in all for 21 routes."""
+"""Random requests for each route. With the requests that test the bounds, these are about 2,000 for 21 routes."""
 
 
 def main() -> int:

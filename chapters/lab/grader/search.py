@@ -84,7 +84,7 @@ def search(
             # In processor time: a busy machine tries as many workloads as an idle one, if the watchdog's limit is far.
             enough = tried >= max(at_least, 1)
             spent = time.process_time() - computed > seconds * share * student.slower
-            # A workload that is begun needs time to end: one that the end of the gate stops would count as a hang.
+            # A workload during which the gate's time ends is reported as "hangs". So none begins that may take as long.
             short = student.seconds_left - 1.0 < 2.0 * longest
             if tried and (
                 (enough and spent) or short or student.seconds_left < UNIT_SECONDS * (0.5 if enough else 0.35)

@@ -1,4 +1,4 @@
-"""KV groups: layers with a window have pages of their own, which become free behind it: docs/design/kv-groups.md.
+"""KV groups: layers with a window have their own pages, and free those behind it: docs/design/kv-groups.md.
 
 `cache=groups` selects them. The core knows a group's columns of the page table (`minisgl.core.KVGroup`); here is:
 

@@ -1,4 +1,4 @@
-"""The `CacheManager` of `cache=groups`: pages of several KV groups, of which those with a window free pages behind it.
+"""The `CacheManager` of `cache=groups`: pages of several KV groups. Groups with a window free the pages behind it.
 
 What differs from the core's manager:
 
@@ -144,10 +144,10 @@ class GroupCacheManager(CacheManager):
             computed = min(int(table.num_computed_tokens[row]), int(table.num_prefill_tokens[row]))
             left = max(self.num_available_pages - reserved, 0)
             self._offer(req, req.prefix_match.ids, computed // self.spec.page_size, left)
-            self._promise(row)  # what the next request of the step can't offer any more
+            self._promise(row)  # so the next request of the step does not offer the same pages
         self._clear_behind(step.req_pool_indices)
-        for row in step.req_pool_indices[step.num_continuing :].tolist():
-            self._promise(row)
+        for req in reqs:
+            self._promise(req.req_pool_idx)
 
     def _offer(self, req: Req, ids: I32, end: int, most: int = _ALL) -> None:
         """Give the cache the request's pages before column ``end`` that it lacks; of windows, at most ``most`` pages.

@@ -37,7 +37,7 @@ class Node:
 
 
 class Path:
-    """A prefix: its nodes from the root on. ``pages`` are those that `lock` counts a user of."""
+    """A prefix: its nodes from the root on. `lock` adds a user to each of ``pages``."""
 
     __slots__ = ("nodes", "pages")
 

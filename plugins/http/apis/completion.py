@@ -1,4 +1,4 @@
-"""The body of ``POST /v1/completions``, and the response to it: a plain completion, also one that echoes its prompt.
+"""The body of ``POST /v1/completions``, and its response: a plain completion, which may begin with the prompt.
 
 With ``echo`` the prompt comes before the answer, with its log-probabilities if they are asked for. Evaluations score
 texts in this way: they send ``echo``, ``logprobs`` and ``max_tokens`` 0 or 1. The engine always samples a token after a

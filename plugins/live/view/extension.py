@@ -196,7 +196,7 @@ class Live(HttpExtension):
             self._tokens = None
 
     def watch(self, stream: Stream) -> Callable[[int, Delta], None] | None:
-        """Tell a page the uids of its own request, which is known by its request id: the page chose that."""
+        """Tell a page the uids of its own request. The page chose the request id, by which the request is found."""
         own = _OWN.fullmatch(stream.response_id) if self._pages else None
         for page in self._pages if own else ():
             if own and page.viewer == own[1]:
