@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from minisgl.chapters.lab.catalog import Lab, find
+from minisgl.chapters.lab.museum.pieces import pieces
 from minisgl.chapters.lab.skeletons import skeleton, solution
 
 __all__ = ["answer_lines", "box"]
@@ -31,6 +32,9 @@ def box(name: str) -> str:
         lines.append(f"| serve your file | `{lab.command}` |")
     gates = "<br>".join(f"*{gate.name}*: {gate.says}" for gate in lab.gates)
     lines.append(f"| the gates check | {gates} |")
+    broken = ", ".join(f"`{piece.name}`" for piece in pieces() if piece.lab == name)
+    if broken:
+        lines.append(f"| break | {broken}: faults of real engines, to find and mend with `lab break NAME` |")
     if lab.stretch:
         lines.append(f"| a number to beat | {lab.stretch.says} It is not graded. |")
     return "\n".join(lines)

@@ -25,6 +25,7 @@ from minisgl.chapters.lab.grading.command import add_options, grade_folder
 from minisgl.chapters.lab.mine.commands import ENGINE_COMMANDS, add_engine_commands, after_lab, measure_stretch
 from minisgl.chapters.lab.mine.drawing import draw_text, is_coloured, is_utf8
 from minisgl.chapters.lab.mine.engine import OwnPart, own_parts
+from minisgl.chapters.lab.museum.command import museum_line
 from minisgl.chapters.lab.skeletons import HEADER, solution
 from minisgl.chapters.lab.verdicts import Verdict
 from minisgl.chapters.lab.watch import watch
@@ -106,7 +107,8 @@ def _status(folder: Folder) -> int:
     for part in parts:
         print(f"{part.lab.lab:<9} {_bar(part.green, part.total)} {_progress(known.get(part.lab.lab, {}), part)}")
     greens, totals = sum(part.green for part in parts), sum(part.total for part in parts)
-    print(f"{'course':<9} {_bar(greens, totals)} {greens} of {totals} gates green\n")
+    print(f"{'course':<9} {_bar(greens, totals)} {greens} of {totals} gates green")
+    print(f"{museum_line(folder)}: python -m minisgl.lab break\n")
     print(draw_text(parts, plain=not is_utf8(), colour=is_coloured()))
     return 0
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from minisgl.chapters.lab.catalog import CAUSES, Lab, labs
 from minisgl.chapters.lab.grader.gate_process import LOADS
+from minisgl.chapters.lab.museum.pieces import pieces
 from minisgl.chapters.lab.skeletons import skeleton
 
 
@@ -35,7 +36,8 @@ def listing() -> str:
         "- `diff NAME` compares your file with the reference solution.",
         "- `status` shows your results and your engine.",
         "- `serve`, `ladder`, `promises` and `card` are about [your whole engine](../my-engine.md).",
-        "- `arena` lets policies or caches [play against each other](../my-engine.md#the-arena).\n",
+        "- `arena` lets policies or caches [play against each other](../my-engine.md#the-arena).",
+        "- `break` is about [the museum](../museum.md): it shows a piece, checks an answer and grades a mended file.\n",
         "| lab | chapter | hook | title |",
         "| --- | --- | --- | --- |",
     ]
@@ -45,7 +47,18 @@ def listing() -> str:
     lines += ["\nCauses of a red gate in any lab:\n", *(f"- `{cause}`: {text}" for cause, text in CAUSES.items())]
     for lab in labs():
         lines += ["", *_section(lab)]
+    lines += ["", *museum()]
     return "\n".join(lines) + "\n"
+
+
+def museum() -> list[str]:
+    """Return the section about the museum pieces."""
+    lines = ["## The museum\n", "[The museum](../museum.md) explains how to work on a piece.\n",
+             "| piece | after the lab | what happened | public source |", "| --- | --- | --- | --- |"]  # fmt: skip
+    for piece in pieces():
+        sources = ", ".join(f"[{source.name}]({source.url})" for source in piece.sources)
+        lines.append(f"| `{piece.name}` | `{piece.lab}` | {piece.title}: {piece.says} | {sources} |")
+    return lines
 
 
 def _section(lab: Lab) -> list[str]:

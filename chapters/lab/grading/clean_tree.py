@@ -25,6 +25,7 @@ __all__ = ["CleanTree", "absent", "kept"]
 _ALWAYS = (
     "minisgl.chapters.ladder", "minisgl.chapters.site", "minisgl.chapters.tutor", "minisgl.chapters.lab.generate",
     "minisgl.chapters.lab.box", "minisgl.chapters.lab.cli", "minisgl.chapters.lab.watch", "minisgl.demo",
+    "minisgl.chapters.lab.museum",
 )  # fmt: skip
 """Modules that are absent for every lab: they contain or print solutions, or have no use there."""
 _JUDGES = ("minisgl.chapters.lab.gates", "minisgl.testing", "minisgl.chapters.lab.grader.cache_histories",

@@ -35,12 +35,17 @@ PAGE = (
 
 @dataclass(frozen=True)
 class Card:
-    """What a card shows. ``ladder`` and ``promises`` are the saved measurements, or None if there are none."""
+    """What a card shows.
+
+    ``ladder`` and ``promises`` are the saved measurements, or None if there are none. ``museum`` is the line about the
+    museum pieces.
+    """
 
     name: str
     parts: Sequence[OwnPart]
     ladder: dict[str, Any] | None = None
     promises: dict[str, Any] | None = None
+    museum: str = ""
 
     @property
     def headline(self) -> str:
@@ -115,6 +120,7 @@ def html_card(card: Card) -> str:
 <title>{escape(card.name)}: my engine</title><style>{PAGE}</style></head><body>
 <h1>{escape(card.name)}</h1>
 <p>{escape(card.headline)}. <span class="soft">minisgl {__version__}</span></p>
+<p>{escape(card.museum)}</p>
 <div class="wide">{draw_picture(card.parts, card.name)}</div>
 <h2>Promises</h2><p class="{"own" if held else ""}">{escape(card.promises_line())}.</p>
 <ul class="soft">{promises}</ul>
@@ -153,7 +159,8 @@ def draw_card(card: Card) -> str:
     pic.desc = f"{card.headline}. {card.promises_line()}."
     pic.text(0, 16, card.name, "strong")
     pic.text(0, 36, f"{card.headline}. minisgl {__version__}", "soft")
-    y = _promises(pic, card, 62)
+    pic.text(0, 56, card.museum, "soft")
+    y = _promises(pic, card, 82)
     y = _ladder(pic, card, y + 10)
     _labs(pic, card, y + 14)
     return _stacked(pic, draw_picture(card.parts, card.name))

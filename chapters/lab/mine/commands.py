@@ -1,4 +1,4 @@
-"""The commands about a student's whole engine: ``serve``, ``ladder``, ``promises``, ``card`` and ``arena``."""
+"""The commands about more than one lab: ``serve``, ``ladder``, ``promises``, ``card``, ``arena`` and ``break``."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from minisgl.chapters.lab.mine.card import Card, draw_card, html_card, rung_name
 from minisgl.chapters.lab.mine.engine import own_parts, own_versions, parts_of
 from minisgl.chapters.lab.mine.rungs import COUNTS, changes, is_counted, measure, rungs_of
 from minisgl.chapters.lab.mine.schedules import CHECKED, run_schedules
+from minisgl.chapters.lab.museum.command import add_break, museum_line, run_break
 
 __all__ = ["ENGINE_COMMANDS", "add_engine_commands", "after_lab", "measure_stretch"]
 
@@ -41,6 +42,7 @@ def add_engine_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     card = add("card", "write your result card: my_engine.svg and my_engine.html", lab=False)
     card.add_argument("--name", default="My engine", help="the title of the card, such as your name")
     add_arena(add)
+    add_break(add)
 
 
 def _positive(text: str) -> int:
@@ -111,11 +113,12 @@ def _card(folder: Folder, options: argparse.Namespace) -> int:
         if part.finished and part.stretch is None and part.lab.stretch:
             print(f"measuring the number to beat of {part.lab.lab}: "
                   f"{measure_stretch(part.lab, part.path, folder, 0)}", flush=True)  # fmt: skip
-    card = Card(options.name, own_parts(folder), folder.recall_engine("ladder"), folder.recall_engine("promises"))
+    measured = folder.recall_engine("ladder"), folder.recall_engine("promises")
+    card = Card(options.name, own_parts(folder), *measured, museum_line(folder))
     for name, text in (("my_engine.svg", draw_card(card)), ("my_engine.html", html_card(card))):
         (folder.path / name).write_text(text, "utf-8")
         print(f"wrote {folder.path / name}")
-    print(f"{card.headline}.\n{card.promises_line()}.")
+    print(f"{card.headline}.\n{card.promises_line()}.\n{card.museum}.")
     return 0
 
 
@@ -151,4 +154,5 @@ ENGINE_COMMANDS: dict[str, Callable[[Folder, argparse.Namespace], int]] = {
     "promises": _promises,
     "card": _card,
     "arena": run_arena,
+    "break": run_break,
 }

@@ -18,10 +18,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minisgl.chapters.lab.mine.engine import OwnPart, parts_of
 from minisgl.testing.serving import scaled_timeout
+
+if TYPE_CHECKING:
+    from minisgl.testing.drive import Report
 
 __all__ = ["CHECKED", "Held", "run_schedules"]
 
@@ -117,8 +120,11 @@ def _read(stream: Any, lines: queue.Queue[str]) -> None:
 # ---- in the child process --------------------------------------------------------------------------------
 
 
-def one_schedule(files: Sequence[str], own: dict[str, str], seed: int, number: int) -> None:
-    """Run one schedule with the plugins ``files``; ``own``: group → the student's name. Raise AssertionError."""
+def one_schedule(files: Sequence[str], own: dict[str, str], seed: int, number: int) -> Report:
+    """Run one schedule with the plugins ``files``, and return its report. ``own``: group → the student's name.
+
+    Raise AssertionError if a promise is broken.
+    """
     from minisgl.chapters.lab.grader.simulated_workloads import jobs_of, random_workload, shipped_cache, spec_of
     from minisgl.plugin_manager.manager import PluginManager
     from minisgl.testing.drive import Drive, make_plugin
@@ -158,6 +164,7 @@ def one_schedule(files: Sequence[str], own: dict[str, str], seed: int, number: i
         findings = getattr(plugin, "findings", None)
         if isinstance(findings, list) and findings:
             raise AssertionError(f"the own auditor reports: {findings[0]}")
+    return drive.report
 
 
 def main() -> None:

@@ -1,0 +1,133 @@
+"""The description of a museum piece, its plugin with the fault, and the check of an answer."""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from minisgl.config import ConfigError
+from minisgl.plugin_manager.discovery import near
+
+__all__ = ["NAME", "Piece", "Source", "find_piece", "pieces"]
+
+NAME = "museum"
+"""The name of every piece's plugin in its group: ``cache=museum``."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the fault is described in public: the project and the number of the thread, and its address."""
+
+    name: str
+    url: str
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One fault.
+
+    - ``lab``: the lab after which a student can mend it.
+    - ``group``: the plugin's group, ``cache`` or ``scheduler``. ``base``: the module of ``bases`` without the fault.
+    - ``says``: the piece in one line. ``story``: what users saw. ``explanation``: printed after a right answer.
+    - ``changes``: (right lines, faulty lines), each once in the base.
+    - ``answers``: promise → the first step of the piece's workload in which it is broken. The first promise is the one
+      that the trace checker reports; another is a consequence that also counts as an answer.
+    - ``keep``: classes and methods, such as ``Cache.match``, without which the file is not the piece any more.
+    - ``blocked``: modules that a mended file may not import.
+    - ``counted``: what a mended file must still do, in words. ``slack``: by which share it may compute more prompt
+      tokens, or need more steps, than the base.
+    - ``workload``: the sizes of the engine and the requests: see `minisgl.chapters.lab.museum.runs`.
+    """
+
+    name: str
+    title: str
+    says: str
+    lab: str
+    story: str
+    sources: tuple[Source, ...]
+    group: str
+    base: str
+    changes: tuple[tuple[str, str], ...]
+    answers: Mapping[int, int]
+    explanation: str
+    counted: str
+    keep: tuple[str, ...]
+    workload: Mapping[str, Any]
+    order: int = 0
+    blocked: tuple[str, ...] = ()
+    slack: float = 0.05
+
+    @property
+    def file(self) -> str:
+        """The name of the file in the student's folder."""
+        return f"museum_{self.name}.py"
+
+    @property
+    def trace(self) -> str:
+        """The name of the trace in the student's folder."""
+        return f"museum_{self.name}.jsonl"
+
+    @property
+    def forbidden(self) -> tuple[str, ...]:
+        """The modules that a mended file may not import: the bases, and what replaces the whole plugin."""
+        bases = "minisgl.chapters.lab.museum.bases"
+        return ("minisgl.chapters.lab.museum", bases, f"{bases}.{self.base}", *self.blocked)
+
+    def mended(self) -> str:
+        """Return the text of the plugin without the fault."""
+        base = importlib.resources.files("minisgl.chapters.lab.museum.bases") / f"{self.base}.py"
+        return base.read_text("utf-8")
+
+    def faulty(self) -> str:
+        """Return the text of the plugin with the fault. Raise ValueError if the changes don't fit the base."""
+        text = self.mended()
+        for right, wrong in self.changes:
+            if text.count(right) != 1:
+                raise ValueError(f"piece {self.name}: {right!r} is {text.count(right)} times in {self.base}.py")
+            text = text.replace(right, wrong)
+        return f"# minisgl lab: break {self.name}\n{text}"
+
+    def judge(self, promise: int, step: int) -> str | None:
+        """Return what is wrong with an answer, without the right one, or None if it is right."""
+        if promise not in self.answers:
+            return f"Promise {promise} is not the one that this fault breaks first."
+        if step != self.answers[promise]:
+            where = "before" if step < self.answers[promise] else "after"
+            return f"Promise {promise} is right. But step {step} is {where} the first step in which it is broken."
+        return None
+
+
+@functools.cache
+def _by_name() -> dict[str, Piece]:
+    folder = importlib.resources.files("minisgl.chapters.lab.museum") / "pieces"
+    found = [_read(file.name.removesuffix(".toml"), tomllib.loads(file.read_text("utf-8"))) for file in folder.iterdir()
+             if file.name.endswith(".toml")]  # fmt: skip
+    return {piece.name: piece for piece in sorted(found, key=lambda piece: (piece.order, piece.name))}
+
+
+def _read(name: str, values: dict[str, Any]) -> Piece:
+    values["sources"] = tuple(Source(**each) for each in values["sources"])
+    values["changes"] = tuple((each["right"], each["faulty"]) for each in values.pop("change"))
+    values["answers"] = {each["promise"]: each["step"] for each in values.pop("answer")}
+    for key in ("story", "explanation"):
+        values[key] = " ".join(values[key].split())
+    for key in ("keep", "blocked"):
+        values[key] = tuple(values.get(key, ()))
+    return Piece(name, **values)
+
+
+def pieces() -> list[Piece]:
+    """Return every piece, in the order in which students meet them."""
+    return list(_by_name().values())
+
+
+def find_piece(name: str) -> Piece:
+    """Return the piece ``name``. Raise `ConfigError`, with the known names, if there is none."""
+    known = _by_name()
+    if name not in known:
+        raise ConfigError(f"The museum has no piece {name!r}{near(name, known)} Pieces: {', '.join(known)}.")
+    return known[name]

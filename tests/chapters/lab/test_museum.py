@@ -1,0 +1,251 @@
+"""The museum: each piece breaks the promise that it names, its base breaks none, and a file that does nothing fails."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minisgl.chapters.lab.catalog import labs
+from minisgl.chapters.lab.cli import main
+from minisgl.chapters.lab.museum import command, runs
+from minisgl.chapters.lab.museum.pieces import Piece, find_piece, pieces
+from minisgl.chapters.lab.museum.runs import Counts, missing, play, run, symptom, violation_of
+from minisgl.config import ConfigError
+from minisgl.trace.check import Checker
+from minisgl.trace.read import read
+from minisgl.trace.violation import Violation
+
+EVERY = [pytest.param(piece, id=piece.name) for piece in pieces()]
+SCHEDULES = range(1, 4)
+
+DOES_NOTHING = {
+    "tree": (
+        "return self._descend(root, 0, NO_PAGES, key)",
+        "return MatchResult(Handle(root, 0, self._changes), NO_PAGES, 0)",
+    ),
+    "blocks": ("            if each not in self.blocks:\n", "            if each is not None:\n"),
+    "handover": ("if end <= start:", "if end <= end:"),
+    "fences": ("if fence <= step]", "if fence < step]"),  # a page waits one step longer than it must
+    "warm": ("sorted(waiting, key=self.turn)", "waiting"),  # in order of arrival
+}
+"""Base → a change with which the plugin keeps its promises by leaving its work undone."""
+MENDS = {
+    "tally": (
+        "        self.evictable_pages -= count\n",
+        "        self.evictable_pages = sum(len(node.pages) for node in self._nodes() if not node.users)\n",
+    ),
+    "stale": (
+        "        if handle.changes != self._changes or not handle.used:\n            return self.match(key)\n",
+        "        if handle is not None:\n            return self.match(key)\n",
+    ),
+    "inflight": (
+        "        self.pages.retire(pages, owner)\n        self._waiting.setdefault(after, []).append(pages)\n",
+        "        self.most_waiting += 0\n        return super().retire(pages, owner, after)\n",
+    ),
+    "cold": ("w.skipped_steps >= self.patience", "w.skipped_steps >= self.patience - 2"),
+}
+"""Piece → a change of its base that is right too, as students mend it in other ways."""
+
+
+def write(folder: Path, piece: Piece, text: str) -> Path:
+    """Write a plugin, and return its path."""
+    path = folder / piece.file
+    path.write_text(text)
+    return path
+
+
+@functools.cache
+def base_counts(name: str) -> Mapping[str, Any]:
+    """Return the counts of a piece's base, which must break no promise."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        return play(find_piece(name), write(Path(folder), find_piece(name), find_piece(name).mended()), 1, SCHEDULES)
+
+
+def later_violation(trace: Path) -> Violation | None:
+    """Return the first violation of a trace, apart from counts of pages that do not add up."""
+    run_of = read(trace)
+    checker = Checker(run_of)
+    checker._pool = lambda event: None  # type: ignore[method-assign]
+    for event in run_of:
+        try:
+            checker.process(event)
+        except Violation as violation:
+            return violation
+    return None
+
+
+def promise_of(violation: Violation) -> int:
+    """Return the number of the promise that is broken."""
+    return int(violation.promise.split()[1])
+
+
+# ---- every piece -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("piece", EVERY)
+def test_the_fault_breaks_the_promise_it_names(piece: Piece, tmp_path: Path) -> None:
+    """The trace checker reports the first answer. Each further one is a consequence in a later step."""
+    trace = tmp_path / piece.trace
+    report, error = run(piece, write(tmp_path, piece, piece.faulty()), trace)
+    found = violation_of(trace)
+    assert found is not None and found.step is not None
+    answers = list(piece.answers.items())
+    assert answers[0] == (promise_of(found), found.step)
+    later, shown = later_violation(trace), str(error)
+    for promise, step in answers[1:]:
+        if later is not None and promise == promise_of(later):
+            assert step == later.step
+        else:  # the page allocator found it in the last step, before the trace has the event
+            assert promise == 3 and "in use" in shown and step == report.counts.steps + 1
+        assert step > found.step
+    assert (error is None) == (piece.name == "cold"), "an operator sees all faults but that one as failures"
+    for word in ("promise", "page table", "locked", "namespace", "evict"):
+        assert word not in symptom(error, report.steps)
+
+
+@pytest.mark.parametrize("piece", EVERY)
+def test_the_base_keeps_every_promise(piece: Piece) -> None:
+    counts = base_counts(piece.name)
+    assert "broken" not in counts, counts
+    assert counts["own"]["computed"] > 0 and counts["random"]["steps"] > 0
+    assert missing(piece, piece.mended()) is None and missing(piece, piece.faulty()) is None
+
+
+@pytest.mark.parametrize("piece", EVERY)
+def test_the_fault_is_not_mended(piece: Piece, tmp_path: Path) -> None:
+    got = play(piece, write(tmp_path, piece, piece.faulty()), 1, ())
+    assert f"promise {next(iter(piece.answers))} is still broken" in got["broken"]
+
+
+@pytest.mark.parametrize("piece", EVERY)
+def test_doing_nothing_is_no_mend(piece: Piece, tmp_path: Path) -> None:
+    """A plugin that avoids the fault by leaving its work undone is refused by a count, or by a promise."""
+    right, wrong = DOES_NOTHING[piece.base]
+    assert piece.mended().count(right) == 1
+    got = play(piece, write(tmp_path, piece, piece.mended().replace(right, wrong)), 1, SCHEDULES)
+    if piece.base == "fences":
+        assert "promise 9 is still broken" in got["broken"]
+        return
+    assert "broken" not in got, got
+    said = command.compare(piece, dict(got), dict(base_counts(piece.name)))
+    assert said is not None and piece.counted in said
+
+
+@pytest.mark.parametrize("name", sorted(MENDS))
+def test_other_mends_are_right_too(name: str, tmp_path: Path) -> None:
+    piece, (old, new) = find_piece(name), MENDS[name]
+    assert piece.mended().count(old) >= 1
+    got = play(piece, write(tmp_path, piece, piece.mended().replace(old, new, 1)), 1, SCHEDULES)
+    assert "broken" not in got, got
+    assert command.compare(piece, dict(got), dict(base_counts(name))) is None
+
+
+@pytest.mark.parametrize("piece", EVERY)
+def test_the_file_gives_nothing_away(piece: Piece) -> None:
+    """The plugin says nothing of a fault. Each piece has a story, public sources and a lab that it goes with."""
+    assert re.search(r"\b(bug|fault|wrong|broken|planted|promise)", piece.faulty(), re.IGNORECASE) is None
+    assert all(source.url.startswith("https://github.com/") for source in piece.sources) and piece.sources
+    assert len(piece.story) > 150 and len(piece.explanation) > 100
+    assert piece.lab in [lab.lab for lab in labs()]
+    compile(piece.faulty(), piece.file, "exec")
+
+
+def test_an_answer_is_not_given_away() -> None:
+    piece = find_piece("remap")
+    ((promise, step),) = piece.answers.items()
+    assert piece.judge(promise, step) is None
+    for other in (promise + 1, 10):
+        said = piece.judge(other, step)
+        assert said is not None and str(promise) not in said.replace(str(other), "")
+    assert "before the first step" in str(piece.judge(promise, step - 1))
+    assert "after the first step" in str(piece.judge(promise, step + 1))
+    with pytest.raises(ConfigError, match=r"no piece 'lokc'.*lock"):
+        find_piece("lokc")
+
+
+# ---- the command -----------------------------------------------------------------------------------------
+
+
+def test_from_the_list_to_the_card(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A student sees a piece, answers wrongly and rightly, mends it, changes it again, and gets the card."""
+    monkeypatch.setattr(command, "grade_mended", functools.partial(command.grade_mended, schedules=1))
+    where, piece = ["--dir", str(tmp_path)], find_piece("collision")
+
+    def said(*words: str, status: int = 0) -> str:
+        assert main(["break", *words, *where]) == status
+        return capsys.readouterr().out
+
+    assert said().count("not seen yet") == len(pieces()) >= 12
+    text = said("collision")
+    assert (tmp_path / piece.file).read_text() == piece.faulty() and piece.sources[0].url in text
+    assert "another answer than it gets alone" in text and "promise 8" not in text
+    assert violation_of(tmp_path / piece.trace) is not None
+    assert "is not the one" in said("collision", "--answer", "promise=3", "step=7", status=1)
+    assert "Java" not in said("collision", "--answer", "promise=8", "step=2", status=1)
+    assert "Right, at answer 3" in (told := said("collision", "--answer", "step=7", "promise=8")) and "Java" in told
+    assert "Not mended. promise 8 is still broken in step 7" in said("collision", "--grade", "--seed", "1", status=1)
+    (tmp_path / piece.file).write_text(piece.mended())
+    assert "wrote" not in said("collision").split("Look:")[0].split("Your")[0], "a file is never overwritten"
+    assert (tmp_path / piece.file).read_text() == piece.mended()
+    assert "Mended: " in said("collision", "--grade", "--seed", "1")
+    assert "named, mended\n" in said()
+    assert main(["status", *where]) == 0
+    assert "1 of 12 museum pieces mended, 1 named" in capsys.readouterr().out
+    monkeypatch.setattr("minisgl.chapters.lab.mine.commands.measure_stretch", lambda *args: "")
+    assert main(["card", *where]) == 0
+    for name in ("my_engine.svg", "my_engine.html"):
+        assert "1 of 12 museum pieces mended, 1 named" in (tmp_path / name).read_text()
+    (tmp_path / piece.file).write_text(piece.faulty())
+    assert "named, mended, but changed since" in said()
+
+
+def test_what_a_mended_file_may_not_do(tmp_path: Path) -> None:
+    """It may not import the shipped cache, nor leave out what the piece is about."""
+    piece = find_piece("split")
+    text = piece.mended() + "\nfrom minisgl.plugins.cache.radix import Radix\n"
+    path = write(tmp_path, piece, text)
+    said = command.grade_mended(piece, path, 1, schedules=1)
+    assert said is not None and "imports minisgl.plugins.cache.radix" in said
+    gone = piece.mended().replace("    def evict(", "    def evict_pages(")
+    assert missing(piece, gone) == "TreeCache.evict"
+    request = {"do": "play", "piece": "split", "file": str(write(tmp_path, piece, gone)), "guarded": True}
+    assert "has no `TreeCache.evict` any more" in runs.answer(request)["broken"]
+
+
+def test_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--dir", str(tmp_path)]
+    for words, text in (
+        (["--grade"], "name the piece first"),
+        (["lock", "--answer", "3", "7"], "expected promise=N and step=M"),
+        (["lock", "--answer", "promise=3", "promise=4"], "one promise=N and one step=M"),
+        (["lock", "--grade"], "Begin with: python -m minisgl.lab break lock"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["break", *words, *where])
+        assert text in capsys.readouterr().err
+
+
+def test_a_broken_file_is_a_verdict(tmp_path: Path) -> None:
+    """A syntax error, an exception and a file without a plugin are reported; so is a process that dies."""
+    piece = find_piece("cold")
+    ask = functools.partial(command._ask, {"do": "show", "piece": "cold", "file": str(tmp_path / piece.file),
+                                           "trace": str(tmp_path / piece.trace)})  # fmt: skip
+    write(tmp_path, piece, "import os\nos._exit(3)\n")
+    assert "gave no result" in ask()["broken"]
+    trace = tmp_path / "run.jsonl"
+    with pytest.raises(ConfigError):
+        run(piece, write(tmp_path, piece, "x ="), trace)
+    raising = piece.mended().replace("        return Plan(rows)", "        return Plan(rows[99])")
+    _, error = run(piece, write(tmp_path, piece, raising), trace)
+    assert error is not None and "stopped" in symptom(error, 3)
+    assert json.loads(json.dumps(Counts().__dict__)) == {"computed": 0, "steps": 0, "waited": 0}
