@@ -237,6 +237,7 @@ class EngineSpec:
     max_seq_len: int  # tokens per request, prompt and output together
     vocab_size: int
     groups: tuple[KVGroup, ...] = (KVGroup(),)
+    has_states: bool = False  # whether each request-pool row also has a recurrent state: docs/design/states.md
 
     @property
     def num_columns(self) -> int:
@@ -260,12 +261,11 @@ class EngineSpec:
         limit = self.max_tokens_per_request
         if num_prompt_tokens + max_tokens > limit:
             limited_by = "the model's context" if limit == self.max_seq_len else "the KV pool"
-            raise too_long(
-                "prompt" if num_prompt_tokens >= limit else "max_tokens",
-                limit,
+            text = (
                 f"The prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}: together more than "
-                f"{limited_by} can hold.",
+                f"{limited_by} can hold."
             )
+            raise too_long("prompt" if num_prompt_tokens >= limit else "max_tokens", limit, text)
 
 
 class Engine(Protocol):

@@ -136,7 +136,7 @@ def _assemble(
             converter.prepare(model, max(max_step_tokens, config.max_running_requests))
 
     wrappers = manager.hook.minisgl_wrap_runner(config=config, max_seq_len=max_seq_len, device=device)
-    spec = _allocate_pool(config, model, attention, ctx, max_seq_len, model_config.vocab_size, rank)
+    spec = _allocate_pool(config, manager, model, attention, ctx, max_seq_len, model_config.vocab_size, rank)
     model_runner = ModelRunner(model, attention, ctx, spec, max_step_tokens=max_step_tokens, rank=rank, size=size)
     kernels.convert_sampler(model_runner.sampler)
     runner: StepRunner = model_runner if graph is None else graph.wrap(model_runner)
@@ -147,6 +147,7 @@ def _assemble(
 
 def _allocate_pool(
     config: Config,
+    manager: PluginManager,
     model: Model,
     attention: AttentionBackend,
     ctx: Context,
@@ -162,8 +163,12 @@ def _allocate_pool(
             f"{type(config.attention).__name__.lower()} does not compute here: use attention=torch."
         )
     groups, depth = attention.group_layers(layers)
-    spec = EngineSpec(config.page_size, 0, config.max_running_requests, max_seq_len, vocab_size, groups)
+    rows = config.max_running_requests
+    shapes: list[Any] = getattr(model, "state_shapes", list)()
+    spec = EngineSpec(config.page_size, 0, rows, max_seq_len, vocab_size, groups, bool(shapes))
     shape = (depth, config.page_size, layers[0].kv_heads, layers[0].head_dim)
+    if shapes:
+        ctx.states = setup.allocate_states(config, manager, shapes, ctx.device)
     reserved = needs.workspace + _state_bytes(spec, rank)
     pages = setup.size_pool(config, KVPool.page_bytes(*shape, ctx.dtype), spec, ctx.device, reserved)
     pages = min(int(n) for n in ctx.comm.exchange(str(pages).encode()))  # page numbers must be valid on all ranks

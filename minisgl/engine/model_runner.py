@@ -169,6 +169,7 @@ class ModelRunner:
         plan = self.plan_sampling(step)
         tokens, batch = self.inputs.build(step)
         self.attention.plan(batch)
+        self.ctx.batch = batch
         sampling = None if plan is None else self.inputs.sampling_inputs(step, plan, batch)
         prompt = self.inputs.prompt_positions(step) if step.prompt_logprobs else None
         indices: Tensor | None

@@ -6,13 +6,13 @@ The engine builds one context and passes it to every layer's constructor. Two en
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
-from minisgl.attention import AttentionBackend
+from minisgl.attention import AttentionBackend, AttnBatch
 from minisgl.config import ConfigError
 from minisgl.distributed import Communicator
 from minisgl.kvcache.pool import KVPool
@@ -37,6 +37,9 @@ class Context:
     part: Callable[[str], Any] = no_parts
     """Returns the part of a group, which is built for the first layer that needs it: ``ctx.part("moe")``."""
     pool: KVPool | None = None
+    states: list[torch.Tensor] = field(default_factory=list)
+    """The recurrent states, set with ``pool``: those of `Model.state_shapes`, each [request-pool rows, *shape]."""
+    batch: AttnBatch | None = None  # the rows of the step that runs, for layers with a state
     weights: torch.device | None = None
     """Where `parameter` allocates, if not on ``device``: torch's meta device, which has no memory, if a converter gives
     the layers other weights before they are loaded."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from minisgl.attention import LayerSpec
@@ -39,6 +40,12 @@ class Model(Protocol):
 
     def attention_layers(self) -> list[LayerSpec]:
         """Return the `LayerSpec` of each layer that stores KV, in the order of the layers' indices."""
+
+    def state_shapes(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Return shape and dtype of each tensor of one request's recurrent state: docs/design/states.md.
+
+        A layer finds them in `Context.states`. The method may be missing: the model then has no state.
+        """
 
     def load(self, source: WeightSource) -> None:
         """Load the weights. Raises ConfigError that names tensors which are missing, unknown or of a wrong shape."""
@@ -144,7 +151,7 @@ class Decoder(nn.Module):
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, ctx)
         self.rope = self.rotary_embedding()
         blocks = [self.block(i) for i in range(config.num_hidden_layers)]
-        self.specs: list[LayerSpec] = [block.self_attn.spec for block in blocks]
+        self.specs: list[LayerSpec] = [block.self_attn.spec for block in blocks if hasattr(block, "self_attn")]
         self.layers = DecoderLayers(blocks)
         self.norm = RMSNormFused(config.hidden_size, config.rms_norm_eps, ctx)
         tied = self.embed_tokens if config.tie_word_embeddings else None
@@ -162,7 +169,7 @@ class Decoder(nn.Module):
         """Build layer ``index``.
 
         The layer must be callable with the arguments of `DecoderLayer.forward` (``logits_indices`` only if it is a
-        `DecoderLayer`), and its ``self_attn`` must have a `LayerSpec` as attribute ``spec``.
+        `DecoderLayer`), and its ``self_attn``, if it has one, must have a `LayerSpec` as attribute ``spec``.
         """
         return DecoderLayer(self.attention(index), self.mlp(index), self.config, self.ctx)
 
@@ -183,8 +190,12 @@ class Decoder(nn.Module):
         return GatedMLP(c.hidden_size, c.intermediate_size, c.hidden_act, self.ctx, **options)
 
     def attention_layers(self) -> list[LayerSpec]:
-        """Return the `LayerSpec` of every layer, in order."""
+        """Return the `LayerSpec` of every layer with attention, in order."""
         return list(self.specs)
+
+    def state_shapes(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Return no state: see `Model.state_shapes`."""
+        return []
 
     def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
         """Yield the shards of all weights. In checkpoints, every name but the LM head's begins with `_base`."""

@@ -97,6 +97,7 @@ class CacheManager:
         self.spec = spec
         self.cache = cache
         self.events = events
+        self.reuses = cache.reuses and not spec.has_states  # the pages of a prefix hold no state
         self.allocator = PageAllocator(spec.num_pages, spec.max_running_requests)
         self.request_table = RequestTable(spec)
         self.reserve = Reserve()  # tokens of each running request for which admission keeps pages free
@@ -135,7 +136,7 @@ class CacheManager:
         last: _PrefixMatch | None = req.prefix_match
         if last is None:
             ids, size = req.tokens(), self.spec.page_size
-            key = Key(req.params.cache_salt, ids[: _num_reusable_tokens(req) // size * size])
+            key = Key(req.params.cache_salt, ids[: _num_reusable_tokens(req) // size * size * self.reuses])
             last = req.prefix_match = _PrefixMatch(ids, key)
         if last.version != self._version or last.result is None:
             last.result = self.cache.match(last.key) if last.result is None else self._rematch(last.key, last.result)
@@ -159,7 +160,7 @@ class CacheManager:
         the request before.
         """
         end = (page + 1) * self.spec.page_size
-        if not self.cache.reuses or end > _num_reusable_tokens(req):
+        if not self.reuses or end > _num_reusable_tokens(req):
             return None
         last = req.prefix_match
         if last.next_page != page:  # the hash is keyed with a secret: no client can make two equal ones
@@ -265,7 +266,7 @@ class CacheManager:
     def step_launched(self, step: Step, reqs: Sequence[Req]) -> None:
         """Offer to the cache the whole pages of prompts that ``step`` computes, in the prefill chunks of ``reqs``."""
         self.last_launched_step = step.id
-        if not self.cache.reuses or not reqs:
+        if not self.reuses or not reqs:
             return
         table, rows = self.request_table, [req.req_pool_idx for req in reqs]
         computed = np.minimum(table.num_computed_tokens[rows], table.num_prefill_tokens[rows])
@@ -332,7 +333,7 @@ class CacheManager:
         """
         table = self.request_table
         rows = np.array([req.req_pool_idx for req in reqs], np.int32)
-        if self.cache.reuses:
+        if self.reuses:
             # num_computed_tokens may be ahead of the tokens that the scheduler knows: a launched step computes a
             # token's KV before the scheduler has read that token.
             known = np.minimum(table.num_computed_tokens[rows], [len(req) for req in reqs])

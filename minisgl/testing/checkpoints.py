@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ARCHITECTURES", "tiny_checkpoint"]
+__all__ = ["ARCHITECTURES", "WITH_STATES", "tiny_checkpoint"]
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -23,8 +23,11 @@ ARCHITECTURES = {
     "olmo3": "Olmo3ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
 }
 """Short name → the architecture's name in config.json."""
+WITH_STATES = frozenset({"qwen3_next"})
+"""Those of models with a recurrent state, which the pages of a cached prefix and rejected drafts do not fit."""
 
 _SHAPE: dict[str, Any] = {
     "vocab_size": 320,
@@ -94,6 +97,20 @@ _OWN: dict[str, dict[str, Any]] = {
             "truncate": False,
         },
     },
+    "qwen3_next": {
+        "head_dim": 32,
+        "num_hidden_layers": 4,
+        "full_attention_interval": 2,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 24,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 32,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+    },
 }
 _CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|start|>{{ message.role }}\n{{ message.content }}<|end|>\n"
@@ -152,7 +169,9 @@ def tiny_checkpoint(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if "norm" in name:
+            if "norm" in name and short == "qwen3_next" and "linear_attn" not in name:  # it multiplies by 1 + weight
+                parameter.copy_(0.2 * noise)
+            elif "norm" in name:
                 parameter.copy_(1 + 0.2 * noise)
             elif name.endswith("bias"):
                 parameter.copy_(0.2 * noise)

@@ -95,7 +95,7 @@ class PagedModel:
             converters.append(quantization)
         part: Kernels = manager.build("kernels", manager.make("kernels", kernels), device=device)
         converters.append(part)
-        ctx = Context(comm, self.attention, device, dtype, lambda _: moe)
+        self.ctx = ctx = Context(comm, self.attention, device, dtype, lambda _: moe)
         kind: Any = manager.models()[self.config.architecture] if model is None else model
         manager.hook.minisgl_check_model(model=kind, config=self.config)
         self.model: Model = kind(self.config, ctx)
@@ -112,6 +112,9 @@ class PagedModel:
         layout = self.attention.needs().layout
         sizes = (len(self.layers), pages + 1, page_size, first.kv_heads, first.head_dim)
         ctx.pool = self.pool = KVPool(*sizes, dtype, device, layout)
+        shapes: list[Any] = getattr(self.model, "state_shapes", list)()
+        slots = max_running_requests + 1
+        ctx.states = [torch.full((slots, *shape), 9.0, dtype=dtype, device=device) for shape, dtype in shapes]
         self.attention.bind(self.pool, self.layers, [])
         shuffled = torch.randperm(pages, generator=torch.Generator().manual_seed(pages))
         scratch = torch.full((1, columns), pages)
@@ -139,9 +142,9 @@ class PagedModel:
         out_cache_loc = self.page_table.cpu()[owner, positions // size].long() * size + positions % size
         on_device = torch.from_numpy(cu_seqlens_q).to(device), torch.from_numpy(seq_lens).to(device)
         num_decode = int(single.sum())
-        self.attention.plan(
-            AttnBatch(num_decode, cu_seqlens_q, seq_lens, *on_device, req_pool_indices.to(device), self.page_table)
-        )
+        indices = req_pool_indices.to(device)
+        self.ctx.batch = AttnBatch(num_decode, cu_seqlens_q, seq_lens, *on_device, indices, self.page_table)
+        self.attention.plan(self.ctx.batch)
         hidden = self.model.forward(tokens.to(device), positions.to(device), out_cache_loc.to(device))
         return list(self.model.logits(hidden).cpu().split(counts.tolist()))
 

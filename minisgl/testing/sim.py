@@ -1,10 +1,10 @@
 """The simulated engine: an `Engine` without a model that checks that each row reads exactly its own prefix.
 
 For each KV location it stores the hash of the token prefix that was written there, and by which KV group. A row of a
-group with a window reads the positions of its window only. The expected tokens come from the
-requests alone (`minisgl.testing.truth`). The engine reads a step's arrays only when the step's result is requested,
-which is the latest time that the stream rule allows. It uses no state of the scheduler, the cache or the page
-allocator, and needs no torch.
+group with a window reads the positions of its window only. `minisgl.testing.sim_states` has the recurrent states. The
+expected tokens come from the requests alone (`minisgl.testing.truth`). The engine reads a step's arrays only when the
+step's result is requested, which is the latest time that the stream rule allows. It uses no state of the scheduler, the
+cache or the page allocator, and needs no torch.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from minisgl.core import (
 from minisgl.testing.form import check_form, digest
 from minisgl.testing.sim_records import NONE, SEVERAL, Admitted, Footprint, Launched, Row, RowPages, digest_of
 from minisgl.testing.sim_sampling import check_masks, score_prompts
+from minisgl.testing.sim_states import SimStates
 from minisgl.testing.truth import (
     ExpectedTokens,
     SimRequest,
@@ -95,6 +96,7 @@ class SimEngine:
         columns = len(spec.groups) * spec.num_columns
         # Part of the KV's content: no group reads the KV of another.
         self._marks = [np.uint64(number and mix(number)) for number in range(len(spec.groups))]
+        self._states = SimStates(spec, self._describe) if spec.has_states else None
         self._kv = np.zeros((spec.num_pages, spec.page_size), np.uint64)
         self._writer = np.full(spec.num_pages, NONE, np.int64)  # number of the admission that wrote a page last
         self._written = np.full(spec.num_pages, -1, np.int64)  # the step that wrote a page last
@@ -440,6 +442,8 @@ class SimEngine:
                 found = self._describe(int(kv[i] ^ self._marks[of.group]))
                 text = f"the row reads {found}{_of(of)}; expected the KV of its own prefix"
                 raise SimViolation("kv-content", text, **row.at(step, page=page, position=position))
+        if self._states is not None:
+            self._states.check(step, row)
         # The scheduler discards tokens that were in flight when their request was retracted, and samples them again.
         first = end - max(row.num_sampled - 1, 0)  # position after the last token that is no draft
         if row.num_sampled and first not in self._possible_lengths(admitted.uid, stream):
@@ -493,6 +497,8 @@ class SimEngine:
             self._kv[pages, positions % size] = written ^ np.uint64(stream.namespace) ^ self._marks[of.group]
             self._writer[pages] = admitted.number
             self._written[pages] = step
+        if self._states is not None:
+            self._states.absorb(row, int(written[-1]))
         admitted.end = end
         if not row.num_sampled:
             return [], []

@@ -84,11 +84,12 @@ class Totals:
         return self
 
 
-def run(seed: int, speculation: str | None = None, windows: bool = False) -> Report:
+def run(seed: int, speculation: str | None = None, windows: bool = False, states: bool = False) -> Report:
     """Run the schedule with this seed. Raise AssertionError if a check fails.
 
     ``speculation`` is the name of a built-in proposer, whose drafts then take the place of made-up ones. Their number
-    follows how many were accepted. With ``windows``, the engine has several KV groups, and there are no drafts.
+    follows how many were accepted. With ``windows``, the engine has several KV groups, with ``states``, each
+    request has a recurrent state; there are no drafts then.
     """
     random = Random(seed)
     page_size = random.choice(PAGE_SIZES)
@@ -116,6 +117,9 @@ def run(seed: int, speculation: str | None = None, windows: bool = False) -> Rep
     if windows:
         spec = _with_groups(seed, spec, options["max_prefill_tokens"])
         drive = WindowDrive(spec, make_plugin("cache", "groups", spec=spec), **options)
+    elif states:
+        spec = replace(spec, has_states=True)
+        drive = Drive(spec, make_plugin("cache", cache, page_size=page_size), **options)
     else:
         drive = KVEventsDrive(
             spec,
@@ -297,16 +301,16 @@ def question(text: str) -> list[int]:
 
 
 def run_all(
-    seeds: Sequence[int], speculation: str | None = None, windows: bool = False
+    seeds: Sequence[int], speculation: str | None = None, windows: bool = False, states: bool = False
 ) -> tuple[Totals, list[tuple[int, str]]]:
     """Run the schedules with these seeds. Return the totals, and (seed, error) of each schedule that failed.
 
-    ``speculation`` and ``windows`` are those of `run`.
+    ``speculation``, ``windows`` and ``states`` are those of `run`.
     """
     totals, failed = Totals(), []
     for seed in seeds:
         try:
-            totals.add(run(seed, speculation, windows))
+            totals.add(run(seed, speculation, windows, states))
         except Exception as error:  # every kind of failure is reported with its seed
             failed.append((seed, f"{type(error).__name__}: {error}"))
     return totals, failed
@@ -330,13 +334,15 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--processes", type=int, default=2, help="processes that share the work (default 2)")
     parser.add_argument("--speculation", choices=["ngram", "suffix"], help="a proposer (default: made-up drafts)")
     parser.add_argument("--windows", action="store_true", help="several KV groups, with cache=groups")
+    parser.add_argument("--states", action="store_true", help="a recurrent state for each request")
     args = parser.parse_args(argv)
     began = time.monotonic()
     seeds = range(args.seed, args.seed + args.schedules)
     blocks = [seeds[i : i + 50] for i in range(0, len(seeds), 50)]
     totals, failed = Totals(), list[tuple[int, str]]()
     with ProcessPoolExecutor(args.processes) as pool:
-        for part, errors in pool.map(run_all, blocks, [args.speculation] * len(blocks), [args.windows] * len(blocks)):
+        options = ([option] * len(blocks) for option in (args.speculation, args.windows, args.states))
+        for part, errors in pool.map(run_all, blocks, *options):
             totals += part
             failed += errors
             for seed, text in errors:

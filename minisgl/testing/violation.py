@@ -27,6 +27,7 @@ RULES = {
     "input-token": "A row's input tokens are its own request's tokens, or the token sampled last for its req_pool_idx, "
     "and after it, in a verification row, draft tokens.",
     "kv-content": "A row reads exactly the KV of its own prefix (promise 8).",
+    "state": "The recurrent state of a row has absorbed exactly its prefix: each token once, in order (promise 8).",
     "sample": "A row samples exactly if its last position is the newest token of its request.",
     "verify-unread": "Until the result of a verification row has been read, no step with a row of its request is "
     "launched: only the result says where the next row begins.",

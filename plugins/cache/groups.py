@@ -29,6 +29,8 @@ class Groups:
     hides_pages: ClassVar[bool] = True  # observers are told of no single page, so live=auto is off
 
     def build(self, spec: EngineSpec) -> GroupedCache:
+        if spec.has_states:
+            raise ConfigError("cache=groups knows no recurrent states, which this model has: use cache=radix.")
         return GroupedCache(spec, GroupCacheManager)
 
     def wrap_attention(

@@ -55,6 +55,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss": ("gpt_oss", {}),
     "gemma3": ("gemma3", {}),
     "gemma3-untied": ("gemma3", {"tie_word_embeddings": False, "final_logit_softcapping": 5.0}),
+    "qwen3-next": ("qwen3_next", {}),
+    "qwen3-next-dense": ("qwen3_next", {"mlp_only_layers": [0, 1], "full_attention_interval": 4, "head_dim": 24}),
     "olmo3-many-kv-heads": ("olmo3", {"num_key_value_heads": 4, "layer_types": None, "num_hidden_layers": 4}),
 }
 LENGTHS = (70, 33, 5)

@@ -131,6 +131,35 @@ GEMMA3 = {
     "tie_word_embeddings": ...,
 }
 
+QWEN3_NEXT = {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "attention_bias": False,
+    "decoder_sparse_step": 1,
+    "full_attention_interval": 4,
+    "head_dim": 32,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_value_head_dim": 16,
+    "max_position_embeddings": 262144,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 48,
+    "norm_topk_prob": True,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "num_key_value_heads": 2,
+    "output_router_logits": False,
+    "partial_rotary_factor": 0.25,
+    "rms_norm_eps": 1e-6,
+    "rope_scaling": None,
+    "rope_theta": 10000000,
+    "router_aux_loss_coef": 0.001,
+    "shared_expert_intermediate_size": 32,
+    "use_sliding_window": False,
+}
+
 GPT_OSS = {
     "architectures": ["GptOssForCausalLM"],
     "model_type": "gpt_oss",
@@ -219,6 +248,16 @@ SERVED: dict[str, dict[str, Any]] = {
     "Qwen3 Coder 30B-A3B": QWEN3_MOE
     | {"qkv_bias": False, "shared_expert_intermediate_size": 0, "use_qk_norm": True, "rope_theta": 10000000},
     "Gemma 3 1B": GEMMA3,
+    "Qwen3-Next 80B-A3B": QWEN3_NEXT,
+    "Qwen3-Next 80B-A3B by transformers 5": QWEN3_NEXT
+    | {
+        "full_attention_interval": ...,
+        "layer_types": [*["linear_attention"] * 3, "full_attention"],
+        "partial_rotary_factor": ...,
+        "rope_scaling": ...,
+        "rope_theta": ...,
+        "rope_parameters": {"rope_theta": 1e7, "rope_type": "default", "partial_rotary_factor": 0.25},
+    },
     "gpt-oss 20B": GPT_OSS,
     "gpt-oss 120B": GPT_OSS | {"num_local_experts": 12, "num_hidden_layers": 4},
     "Gemma 3 270M": GEMMA3
@@ -271,7 +310,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "StableLM 2": refused("StableLmForCausalLM", "stablelm", partial_rotary_factor=0.25, layer_norm_eps=1e-5),
     "Mixtral 8x7B": refused("MixtralForCausalLM", "mixtral", num_local_experts=8, sliding_window=None),
     "Qwen1.5 MoE": refused("Qwen2MoeForCausalLM", "qwen2_moe", num_experts=60, shared_expert_intermediate_size=48),
-    "Qwen3-Next": refused("Qwen3NextForCausalLM", "qwen3_next", partial_rotary_factor=0.25, num_experts=512),
     "DeepSeek V2 Lite": refused("DeepseekV2ForCausalLM", "deepseek_v2", **MLA),
     "DeepSeek V3": refused("DeepseekV3ForCausalLM", "deepseek_v3", **MLA | {"q_lora_rank": 1536}),
     "Ministral 3": refused("Ministral3ForCausalLM", "ministral3", rope_parameters=yarn(16.0, 16384)),
@@ -307,9 +345,10 @@ def test_served(name: str, tmp_path: Path, manager: PluginManager) -> None:
     ).eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in theirs.parameters():
+        for name, parameter in theirs.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(1 + 0.2 * noise if noise.ndim == 1 else 1.5 * noise / noise.shape[-1] ** 0.5)
+            mean = 0 if "norm" in name and theirs.config.model_type == "qwen3_next" else 1  # zero-centred norms
+            parameter.copy_(mean + 0.2 * noise if noise.ndim == 1 else 1.5 * noise / noise.shape[-1] ** 0.5)
     stored = dict(theirs.state_dict())
     if theirs.config.tie_word_embeddings:
         del stored["lm_head.weight"]

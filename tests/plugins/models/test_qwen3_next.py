@@ -1,0 +1,115 @@
+"""Qwen3-Next: chunks, pages and ranks; aborts; what is refused; the tensors of multi-token prediction."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from minisgl import LLM, SamplingParams
+from minisgl.config import ConfigError
+from minisgl.plugins.models.qwen3_next import CHUNK, Qwen3NextForCausalLM, delta_rule
+from minisgl.testing.checkpoints import tiny_checkpoint
+from minisgl.testing.model import ModelConformance
+from minisgl.testing.oracle import Oracle
+from minisgl.testing.paged import PagedModel
+
+
+class TestQwen3Next(ModelConformance):
+    architecture = "qwen3_next"
+
+    def make(self) -> type:
+        """Return the model class to test."""
+        return Qwen3NextForCausalLM
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint("qwen3_next", tmp_path_factory.mktemp("qwen3_next"))
+
+
+def test_delta_rule_is_the_recurrence() -> None:
+    """A chunk at once is what one token after another is, from any state, and with decays that make exp underflow."""
+    generator = torch.Generator().manual_seed(0)
+    n, dk, dv = CHUNK - 5, 8, 12
+    q, k, v = (torch.randn(2, 3, n, dim, generator=generator) for dim in (dk, dk, dv))
+    k = k / k.norm(dim=-1, keepdim=True)
+    beta, log_decay = torch.rand(2, 3, n, generator=generator), -20 * torch.rand(2, 3, n, generator=generator) ** 4
+    state = torch.randn(2, 3, dk, dv, generator=generator)
+    got, end = delta_rule(q, k, v, beta, log_decay, state)
+    for i in range(n):
+        state = log_decay[..., i, None, None].exp() * state
+        u = beta[..., i, None] * (v[..., i, :] - (k[..., i, :, None] * state).sum(-2))
+        state = state + k[..., i, :, None] * u[..., None, :]
+        torch.testing.assert_close(got[..., i, :], (q[..., i, :, None] * state).sum(-2), atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(end, state, atol=2e-5, rtol=1e-4)
+
+
+def test_prompt_of_several_chunks_of_the_rule(path: Path) -> None:
+    ids = torch.randint(0, 320, (2 * CHUNK + 9,), generator=torch.Generator().manual_seed(3))
+    model = PagedModel(path, max_seq_len=2 * CHUNK + 16, max_running_requests=1)
+    (got,) = model.run([(0, 0, ids)])
+    torch.testing.assert_close(got, Oracle(path, "float32").logits(ids), atol=2e-4, rtol=0)
+
+
+def test_row_of_an_aborted_request_is_used_again(path: Path) -> None:
+    """With one row, the next request gets the row of the aborted one, and begins with an empty state."""
+    greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    with LLM(str(path), overrides=["device=cpu", "max_running_requests=1", "num_pages=64"]) as llm:
+        llm.scheduler.add_request(900, list(range(5, 60)), greedy)
+        for _ in range(4):
+            llm.scheduler.step()
+        llm.scheduler.abort_request(900)
+        output = llm.generate([[7, 8, 9]], greedy)[0].token_ids
+        assert llm.scheduler.stats()["finished_abort"] == 1
+    Oracle(path).check([7, 8, 9], list(output))
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("speculation=ngram", "a rejected draft can't be taken back out of a state. Use speculation=none"),
+        ("graph=simulated", "graphs record no states. Use graph=none"),
+        ("cache=groups", "cache=groups knows no recurrent states"),
+        ("exact=true", "exact=true does not know the order of sums"),
+    ],
+)
+def test_options_that_know_no_states(option: str, message: str, path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LLM(str(path), overrides=["device=cpu", "num_pages=64", option])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"layer_types": ["linear_attention"] * 4}, "layer_types has no full_attention"),
+        ({"layer_types": ["sliding_attention"] * 4}, "only full_attention and linear_attention are known"),
+        ({"layer_types": None, "full_attention_interval": 0}, "full_attention_interval must be a positive integer"),
+        ({"linear_num_value_heads": 3}, "must be a multiple of 2 key heads"),
+        ({"partial_rotary_factor": 0.1, "rope_parameters": {"rope_type": "default"}}, "can't be rotated in pairs"),
+    ],
+)
+def test_configs_that_are_refused(fields: dict[str, Any], message: str, path: Path, tmp_path: Path) -> None:
+    raw = json.loads((path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(raw | fields))
+    with pytest.raises(ConfigError, match=message):
+        LLM(str(tmp_path), overrides=["device=cpu", "num_pages=64", "load_format=dummy"])
+
+
+def test_tensors_of_multi_token_prediction_are_not_loaded(
+    tmp_path: Path, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "config.json").write_text((path / "config.json").read_text())
+    tensors = load_file(path / "model.safetensors")
+    save_file(
+        tensors | {"mtp.fc.weight": torch.ones(4), "mtp.norm.weight": torch.ones(4)}, tmp_path / "model.safetensors"
+    )
+    with caplog.at_level(logging.INFO):
+        (got,) = PagedModel(tmp_path).run([(0, 0, [5, 6, 7])])
+    assert "2 tensors of multi-token prediction (mtp) are not loaded" in caplog.text
+    torch.testing.assert_close(got, PagedModel(path).run([(0, 0, [5, 6, 7])])[0])
