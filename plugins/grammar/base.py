@@ -61,6 +61,15 @@ def special_bytes(token: int) -> bytes:
     return b"\xff%d\xfe" % token
 
 
+def bytes_to_read(tokenizer: Tokenizer, vocab_size: int) -> list[bytes]:
+    """Return the bytes with which an automaton reads each token, such as `special_bytes` for special tokens."""
+    texts = [b"" if 0xFF in text else text for text in token_bytes(tokenizer, vocab_size)]
+    for token in tokenizer.skipped:
+        if token < vocab_size:
+            texts[token] = special_bytes(token)
+    return texts
+
+
 class Grammars:
     """Makes the matchers of one scheduler. Subclasses define `_check` and `_matcher`.
 

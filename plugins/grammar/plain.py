@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from minisgl.core import I32
 from minisgl.hooks import hookimpl
-from minisgl.plugins.grammar.base import (
-    Grammars,
-    Matcher,
-    masks_with_rollback,
-    read_choices,
-    read_json,
-    refuse,
-    special_bytes,
-    token_bytes,
-)
-from minisgl.plugins.grammar.characters import utf8
-from minisgl.plugins.grammar.frame import expression_of
-from minisgl.plugins.grammar.network import DEAD, START, Automaton, GrammarTooLargeError, Network, choice, literal
-from minisgl.plugins.grammar.regex import RegexError, parse
-from minisgl.plugins.grammar.schema import SchemaError, grammar_of, strict
+from minisgl.plugins.grammar.automaton import DEAD, START, Automaton
+from minisgl.plugins.grammar.base import Grammars, Matcher, bytes_to_read, masks_with_rollback, refuse
+from minisgl.plugins.grammar.languages import network_of
+from minisgl.plugins.grammar.network import GrammarTooLargeError, Network
 from minisgl.plugins.grammar.vocabulary import Vocabulary
 from minisgl.sampling_params import Grammar
 from minisgl.scheduler.base import pack_mask
@@ -50,26 +38,6 @@ class Plain:
 
     def build(self, tokenizer: Tokenizer) -> PlainGrammars:
         return PlainGrammars(tokenizer)
-
-
-def network_of(grammar: Grammar, tokens: Mapping[str, int] = MappingProxyType({})) -> Network:
-    """Return a grammar as a network. ``tokens`` are special tokens by their texts.
-
-    Raise `InvalidRequestError` if it is wrong or not supported.
-    """
-    try:
-        match grammar.kind:
-            case "json_schema":
-                return Network(grammar_of(strict(read_json(grammar))))
-            case "regex":
-                return Network(parse(grammar.text, utf8, anchored=True))
-            case "choice":
-                return Network(choice(*(literal(text.encode()) for text in read_choices(grammar))))
-            case "frame":
-                return Network(expression_of(grammar, tokens))
-    except (RegexError, SchemaError, GrammarTooLargeError, RecursionError) as error:
-        raise refuse(grammar, error) from None
-    raise refuse(grammar, f"grammar=plain can't read grammars of the kind {grammar.kind}: use grammar=llguidance.")
 
 
 class Compiled:
@@ -170,11 +138,7 @@ class PlainGrammars(Grammars):
 
     def _matcher(self, grammar: Grammar, vocab_size: int, end_ids: Sequence[int]) -> PlainMatcher:
         if self._vocabulary is None:
-            texts = [b"" if 0xFF in text else text for text in token_bytes(self.tokenizer, vocab_size)]
-            for token in self.tokenizer.skipped:
-                if token < vocab_size:
-                    texts[token] = special_bytes(token)
-            self._vocabulary = Vocabulary(texts, vocab_size)
+            self._vocabulary = Vocabulary(bytes_to_read(self.tokenizer, vocab_size), vocab_size)
         compiled = self._kept.pop(grammar, None)
         if compiled is None:
             compiled = Compiled(network_of(grammar, self.special_tokens), self._vocabulary, end_ids, self.tokenizer)

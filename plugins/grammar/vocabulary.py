@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from minisgl.core import Bools
-from minisgl.plugins.grammar.network import DEAD, Automaton
+from minisgl.plugins.grammar.automaton import DEAD, Automaton
 
 
 class Vocabulary:

@@ -9,6 +9,7 @@ import pytest
 from minisgl.models.resolve import resolve_model
 from minisgl.plugins.grammar.base import Grammars
 from minisgl.plugins.grammar.plain import PlainGrammars
+from minisgl.plugins.grammar.subset import SubsetGrammars
 from minisgl.tokenizer.tokenizer import Tokenizer
 
 VOCAB_SIZE = 2048
@@ -25,6 +26,11 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="module")
 def plain(tokenizer: Tokenizer) -> Grammars:
     return PlainGrammars(tokenizer)
+
+
+@pytest.fixture(scope="module")
+def subset(tokenizer: Tokenizer) -> Grammars:
+    return SubsetGrammars(tokenizer, 400_000)
 
 
 @pytest.fixture(scope="module")

@@ -70,7 +70,7 @@ def test_answers_follow_their_schemas(name: str) -> None:
 
 def test_a_grammar_that_grows_too_large_ends_its_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends with an error that says why; the requests beside it go on, and no page is lost."""
-    monkeypatch.setattr("minisgl.plugins.grammar.network.MAX_PAIRS", 12)
+    monkeypatch.setattr("minisgl.plugins.grammar.automaton.MAX_PAIRS", 12)
     large = SamplingParams(max_tokens=300, temperature=1.0, seed=3, grammar=Grammar("regex", "(a|b)*a(a|b){14}c{200}"))
     greedy = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
     with LLM("tutor", overrides=["device=cpu", "grammar=plain", "num_pages=400"]) as llm:

@@ -13,9 +13,10 @@ import numpy.typing as npt
 import pytest
 import regex
 
-from minisgl.plugins.grammar import network as network_module
+from minisgl.plugins.grammar import automaton as automaton_module
 from minisgl.plugins.grammar import plain as plain_module
 from minisgl.plugins.grammar.base import Grammars
+from minisgl.plugins.grammar.subset import SubsetGrammars
 from minisgl.sampling_params import Grammar, InvalidRequestError
 from minisgl.scheduler.base import Constraint
 from minisgl.testing.serving import patient_timeout
@@ -132,6 +133,32 @@ def test_equal_to_trying_every_token(pattern: str, plain: Grammars, tokenizer: T
 
 
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda grammar: grammar.text[:40])
+def test_subset_allows_the_same(grammar: Grammar, plain: Grammars, subset: Grammars, tokenizer: Tokenizer) -> None:
+    """The short plugin has the masks of `plain`, along an answer and after drafts."""
+    rng = random.Random(grammar.text)
+    one, other = (each.constraint(grammar, VOCAB_SIZE, sorted(tokenizer.eos_ids)) for each in (plain, subset))
+    for _ in range(25):
+        tokens = np.flatnonzero(allowed(one.masks([])[0])).tolist()
+        drafts = [rng.choice(tokens), rng.randrange(VOCAB_SIZE)]
+        if drafts[0] in tokenizer.eos_ids:
+            break
+        assert (one.masks(drafts)[:2] == other.masks(drafts)[:2]).all()
+        assert one.allowed(drafts) == other.allowed(drafts)
+        for each in (one, other):
+            each.advance(drafts[:1])
+
+
+def test_subset_has_no_dead_ends_and_bounded_work(subset: Grammars, tokenizer: Tokenizer) -> None:
+    """A schema that only calls itself is refused; a mask that reads too many places ends its request only."""
+    endless = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+    with pytest.raises(InvalidRequestError, match="allows no text"):
+        subset.check(Grammar("json_schema", json.dumps(endless)))
+    small = SubsetGrammars(tokenizer, 300)
+    assert not small.constraint(Grammar("regex", "(a|[a-z]+|b*){9}[0-9]*"), VOCAB_SIZE, [0]).masks([]).any()
+    assert small.constraint(Grammar("regex", "ab"), VOCAB_SIZE, [0]).masks([]).any()
+
+
+@pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda grammar: grammar.text[:40])
 def test_both_plugins_allow_the_same(grammar: Grammar, plain: Grammars, fast: Grammars, tokenizer: Tokenizer) -> None:
     rng, ids = random.Random(grammar.text), sorted(tokenizer.eos_ids)
     for each in (plain, fast):
@@ -169,7 +196,7 @@ def test_masks_of_more_tokens_than_the_tokenizer_has(plain: Grammars, fast: Gram
         assert bits[:VOCAB_SIZE].sum() > 1000 and bits[VOCAB_SIZE:].sum() == 0
 
 
-@pytest.mark.parametrize("name", ["plain", "fast"])
+@pytest.mark.parametrize("name", ["plain", "subset", "fast"])
 @pytest.mark.parametrize(
     "grammar",
     [
@@ -219,7 +246,7 @@ def test_answers_of_one_grammar_do_not_fill_it_up(
     automata = {}
     for step in range(300):
         with monkeypatch.context() as patch:
-            patch.setattr(network_module, "MAX_STATES", states)
+            patch.setattr(automaton_module, "MAX_STATES", states)
             masks = [each.masks([])[0] for each in made]
         assert (masks[0] == alone.masks([])[0]).all(), step
         for index, mask in enumerate(masks):
@@ -230,7 +257,7 @@ def test_answers_of_one_grammar_do_not_fill_it_up(
                 continue
             token = [int(rng.choice(tokens))]
             with monkeypatch.context() as patch:
-                patch.setattr(network_module, "MAX_STATES", states)
+                patch.setattr(automaton_module, "MAX_STATES", states)
                 made[index].advance(token)
             if index == 0:
                 alone.advance(token)
@@ -242,7 +269,7 @@ def test_answers_of_one_grammar_do_not_fill_it_up(
 # ---- the end of an answer, and tokens that are no text -------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["plain", "fast"])
+@pytest.mark.parametrize("name", ["plain", "subset", "fast"])
 def test_only_an_end_id_ends_and_only_where_the_grammar_does(
     name: str, request: pytest.FixtureRequest, tokenizer: Tokenizer
 ) -> None:
@@ -260,7 +287,7 @@ def test_only_an_end_id_ends_and_only_where_the_grammar_does(
     assert made.allowed([token[b"a"], token[b"b"], ends[0], token[b"a"]]) == 3
 
 
-@pytest.mark.parametrize("name", ["plain", "fast"])
+@pytest.mark.parametrize("name", ["plain", "subset", "fast"])
 def test_a_character_in_several_tokens(name: str, request: pytest.FixtureRequest, tokenizer: Tokenizer) -> None:
     """A character that has no token is written byte by byte, and no answer ends inside it."""
     compiler: Grammars = request.getfixturevalue(name)
@@ -356,7 +383,7 @@ def test_an_error_in_a_grammar_ends_its_request_only(plain: Grammars, monkeypatc
     assert plain.constraint(Grammar("regex", "(ab)+"), VOCAB_SIZE, [0]).masks([]).any()
 
 
-@pytest.mark.parametrize("plugin", ["plain", "fast"])
+@pytest.mark.parametrize("plugin", ["plain", "subset", "fast"])
 def test_who_gets_a_mask_may_change_it(plugin: str, request: pytest.FixtureRequest, tokenizer: Tokenizer) -> None:
     """The rule that allows the beginning of a thought adds to the first mask (`token_rules.AfterToken`)."""
     grammars: Grammars = request.getfixturevalue(plugin)

@@ -17,7 +17,7 @@ SCHEMA = '{"type": "object", "properties": {"né": {"enum": ["page", "prefix"]}}
 TEXT = '{"né": "prefix"}'
 
 
-@pytest.mark.parametrize("plugin", ["plain", "fast"])
+@pytest.mark.parametrize("plugin", ["plain", "subset", "fast"])
 def test_masks_after_a_prefix(plugin: str, tokenizer: Tokenizer, request: pytest.FixtureRequest) -> None:
     """They are those after the same text as an answer, byte by byte, wherever the prefix ends."""
     grammars: Grammars = request.getfixturevalue(plugin)
@@ -32,7 +32,7 @@ def test_masks_after_a_prefix(plugin: str, tokenizer: Tokenizer, request: pytest
         assert begun.masks([]).any()
 
 
-@pytest.mark.parametrize("plugin", ["plain", "fast"])
+@pytest.mark.parametrize("plugin", ["plain", "subset", "fast"])
 @pytest.mark.parametrize("prefix", ["[", '{"né": "x', TEXT + " "])
 def test_a_wrong_prefix(plugin: str, prefix: str, request: pytest.FixtureRequest) -> None:
     grammars: Grammars = request.getfixturevalue(plugin)

@@ -8,8 +8,9 @@ import re
 
 import pytest
 
+from minisgl.plugins.grammar.automaton import DEAD, START, Automaton
 from minisgl.plugins.grammar.characters import utf8
-from minisgl.plugins.grammar.network import DEAD, START, Automaton, Network
+from minisgl.plugins.grammar.network import Network
 from minisgl.plugins.grammar.regex import RegexError, parse
 
 ALPHABET = "abcxyz1.é😀- ü]\n\u2003"

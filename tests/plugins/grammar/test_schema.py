@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from minisgl.plugins.grammar.network import DEAD, START, Automaton, GrammarTooLargeError, Network
+from minisgl.plugins.grammar.automaton import DEAD, START, Automaton
+from minisgl.plugins.grammar.network import GrammarTooLargeError, Network
 from minisgl.plugins.grammar.schema import SchemaError, grammar_of, strict
 
 PERSON = {
