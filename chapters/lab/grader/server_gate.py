@@ -23,7 +23,7 @@ from minisgl.chapters.lab.grader.calibration import slowness
 from minisgl.chapters.lab.grader.gate import Broken, Gate, Missing
 from minisgl.testing.serving import Server, patient_timeout, scaled_timeout
 
-__all__ = ["QUESTIONS", "Served", "facts"]
+__all__ = ["QUESTIONS", "Served", "check_called", "check_idle", "facts"]
 
 START_SECONDS = 45.0
 """Seconds of processor time that one process of the server may take to start, on an idle machine."""
@@ -216,8 +216,8 @@ def facts(calls: Sequence[str], process: str = "scheduler-0") -> Gate:
     def run(served: Served) -> str:
         client = served.client()
         _ask_all(served, client)
-        _check_idle(served)
-        counted = _check_called(served, calls, process)
+        check_idle(served)
+        counted = check_called(served, calls, process)
         # The processes report their counts four times a second: the newest calls may be missing.
         return f"{process} called at least " + ", ".join(f"{name} {int(counted[name])}×" for name in calls)
 
@@ -259,7 +259,7 @@ def _ask_all(served: Served, client: Any) -> None:
         raise wrong[0]
 
 
-def _check_idle(served: Served) -> None:
+def check_idle(served: Served) -> None:
     """Wait until the aborted request has left, then check promise 9: every page is free or cached and unused."""
     assert served.server is not None
     until = time.monotonic() + patient_timeout(5.0)
@@ -274,7 +274,7 @@ def _check_idle(served: Served) -> None:
         time.sleep(0.05)
 
 
-def _check_called(served: Served, calls: Sequence[str], process: str) -> dict[str, float]:
+def check_called(served: Served, calls: Sequence[str], process: str) -> dict[str, float]:
     """Return the call counts of ``process``. Raise `Broken` if one of ``calls`` has not been called."""
     until = time.monotonic() + patient_timeout(3.0)
     while True:

@@ -36,7 +36,7 @@ from minisgl.chapters.lab.grader.held import container_sizes
 from minisgl.chapters.lab.grader.model_parts import show as show_shape
 from minisgl.chapters.lab.grader.page_histories import Rules, large_history, special_histories
 from minisgl.chapters.lab.grader.search import alarm, search
-from minisgl.chapters.lab.grader.server_gate import Served, _check_called
+from minisgl.chapters.lab.grader.server_gate import Served, check_called
 from minisgl.chapters.lab.grader.shrink import smallest
 from minisgl.chapters.lab.skeletons import solution
 from minisgl.chapters.lab.verdicts import LINES, Report, Verdict
@@ -295,7 +295,7 @@ def test_file_never_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """The server gate fails unless /metrics counts a call of the student's own file."""
     monkeypatch.setattr("minisgl.chapters.lab.grader.server_gate.patient_timeout", lambda seconds: 0.0)
     path = tmp_path / "my_policy.py"
-    assert _check_called(served(path, {"plan": 3.0}), ["plan"], "scheduler-0") == {"plan": 3.0}
+    assert check_called(served(path, {"plan": 3.0}), ["plan"], "scheduler-0") == {"plan": 3.0}
     for one in (
         served(path, {"build": 1.0}),
         served(path, {"plan": 0.0}),
@@ -303,7 +303,7 @@ def test_file_never_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         served(tmp_path / "elsewhere.py", {}),
     ):
         with pytest.raises(Broken) as caught:
-            _check_called(one, ["plan"], "scheduler-0")
+            check_called(one, ["plan"], "scheduler-0")
         assert caught.value.cause == "never-called"
 
 

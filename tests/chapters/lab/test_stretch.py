@@ -27,6 +27,7 @@ COUNTED = {
     "ring": "77.3 µs",
     "experts": "205 operations",
     "draft": "1.63 tokens a step, and 267 drafts",
+    "grammar": "112 steps, and 0 drafts",
     "slo": "TTFT p99 1,577 ms, longest gap 33 ms, 3 documents' prompts in the flood, all done after 11.7 s",
 }
 BETTER = {
@@ -40,6 +41,27 @@ BETTER = {
         ("MyPolicy(self.order)", "MyPolicy(self.order, self.pacing)"),
         ("budget.grant(r, r.num_remaining_tokens)", "budget.grant(r, min(r.num_remaining_tokens, self.most))"),
         ("w.num_tokens - w.num_cached_tokens)", "min(w.num_tokens - w.num_cached_tokens, self.most))"),
+    ],
+    # The tokens of the text that must follow, each as long as possible, without the last one.
+    "grammar": [
+        (
+            "    def read(self, text: str) -> bool:\n",
+            "    def forced(self, count):\n"
+            "        automaton, state, text = self.masks_of.automaton, self.state, b''\n"
+            "        while len(text) < 64 and state and not automaton.is_final(state):\n"
+            "            after = [(byte, s) for byte in range(256) if (s := automaton.after(state, byte))]\n"
+            "            if len(after) != 1:\n"
+            "                break\n"
+            "            text, state = text + bytes([after[0][0]]), after[0][1]\n"
+            "        known = {t: i for i, t in enumerate(self.masks_of.tokens)}\n"
+            "        found = []\n"
+            "        while text:\n"
+            "            size = next(n for n in range(len(text), 0, -1) if text[:n] in known)\n"
+            "            found.append(known[text[:size]])\n"
+            "            text = text[size:]\n"
+            "        return found[:-1][:count]\n\n"
+            "    def read(self, text: str) -> bool:\n",
+        ),
     ],
     # Large steps, and a share for documents that depends on the interactive prompt tokens that wait.
     "slo": [
