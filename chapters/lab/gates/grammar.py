@@ -10,6 +10,7 @@ import contextlib
 import json
 import random
 import re
+import sys
 import tracemalloc
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
@@ -47,7 +48,7 @@ def tutor_tokenizer() -> Tokenizer:
 def parts_of(student: Student, max_work: int = WORK) -> Any:
     """Return the student's module and the options of `Masks`: the classes `Automaton`, `Masks` and the matcher."""
     grammars = student.make(student.config(max_work=max_work), tokenizer=tutor_tokenizer())
-    module = __import__("sys").modules[type(grammars).__module__]
+    module = sys.modules[type(grammars).__module__]
     for name in ("Automaton", "Masks", "MyMatcher"):
         if not hasattr(module, name):
             seen = f"The file has no class `{name}`."
@@ -220,11 +221,11 @@ MOST_CALLS = 8_000
 class _Calls(list[Any]):
     """The calls of a network, which count how often they are read."""
 
-    count = 0
+    reads = 0
 
     def __getitem__(self, index: Any) -> Any:
-        self.count += 1
-        if self.count > MOST_CALLS:
+        self.reads += 1
+        if self.reads > MOST_CALLS:
             seen = f"The rule x is (x a | a). A call of the automaton read the calls of rules {MOST_CALLS:,} times."
             raise Broken("endless", ENDLESS, seen)
         return super().__getitem__(index)
@@ -235,7 +236,7 @@ ENDLESS = "A rule that begins with itself raises GrammarTooLargeError."
 
 def left_recursion(student: Student) -> None:
     """Check that a rule that begins with itself raises GrammarTooLargeError instead of growing without end."""
-    module, found = parts_of(student), Network(literal(b""))
+    module = parts_of(student)
 
     def body(net: Network, start: int) -> int:
         return choice(sequence(rule("x", body), literal(b"a")), literal(b"a"))(net, start)
@@ -348,8 +349,8 @@ def judge_mask(world: World, text: bytes, got: set[int], also: Sequence[tuple[st
         return
     promise = "A token may follow if a text of the grammar goes on with all of its bytes, and an end token at an end."
     what = f"After {text_of(text)}, " if text else "At the start, "
-    for cause, tokens, words in also:
-        if got == tokens:
+    for cause, explained, words in also:
+        if got == explained:
             raise Broken(cause, promise, what + words)
     wrong, missing = sorted(got - right), sorted(right - got)
     ends, tokens = set(world.ends), world.tokens
@@ -638,7 +639,7 @@ def judge_row(
 _TERM = {"term": {"enum": ["KV cache", "page"]}, "pages": {"type": "integer", "maximum": 99}}
 _ITEM = {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "boolean"}, {"type": "null"}]}
 _NODE = {"v": {"type": "boolean"}, "next": {"anyOf": [{"$ref": "#/$defs/n"}, {"type": "null"}]}}
-SCHEMAS: tuple[tuple[str, str], ...] = (
+SCHEMAS: tuple[tuple[Any, str], ...] = (
     ("regex", "[0-9]?[0-9]:[0-9][0-9]( [ap]m)?"),
     ("regex", "The [a-z ]+ (opens|closes) at (1?[0-9]|2[0-4])\\."),
     ("choice", '["page", "prefix", "prefill", "größe"]'),
@@ -708,14 +709,12 @@ def dead_end(made: Any) -> None:
 
 def run_engine(student: Student) -> str:
     """Compare `tutor`'s answers with the student's masks with those of `grammar=plain`, greedy and sampled."""
-    from minisgl.chapters.lab.grader.tutor_runs import generate as there
-
     mine = ["num_pages=128", f"plugins={student.path}", *student.lab.words]
     count = 0
     for i, (kind, text) in enumerate(SCHEMAS[:5]):
         params = SamplingParams(max_tokens=24, temperature=0.8 * (i % 2), seed=i, grammar=Asked(kind, text))
         (right,) = generate(["num_pages=128", "grammar=plain"], _PROMPTS, params, 1)
-        (got,) = student.run(there, mine, _PROMPTS, params, 1)
+        (got,) = student.run(generate, mine, _PROMPTS, params, 1)
         for prompt, answer, expected in zip(_PROMPTS, got, right, strict=True):
             count += 1
             if answer != expected:

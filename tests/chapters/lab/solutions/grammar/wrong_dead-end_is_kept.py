@@ -4,7 +4,7 @@
 
 class Automaton:
     def _closed(self, places):
-        network, useful = self.network, self._useful
+        network = self.network
         found = set()
         todo = list(places)
         while todo:

@@ -20,4 +20,4 @@ class Automaton:
                     todo.append((network.rules[name][0], (after, *stack)))
             if node in self._ends:
                 todo.append((stack[0], stack[1:]))
-        return set(place for place in found if network.reads[place[0]] or place == (network.end, ()))
+        return {place for place in found if network.reads[place[0]] or place == (network.end, ())}
