@@ -255,7 +255,8 @@ class Now(Event, kw_only=True):
     admissions so far. ``owner`` and ``refs`` are run-length encoded, [value, count]: the owner of each page, and the
     number of requests for which it is locked. A node of ``tree`` is [index of its parent or -1, pages, users, step of
     its last use]; a node comes before its children. ``retiring`` and ``unlocks`` are [step whose result must be read
-    before, pages]. Without ``hidden_tokens``, ``tokens`` has the token ids of cached pages, and ``ids`` those of the
+    before, pages]. ``mean_length`` is that of answers, from which the scheduler takes its reserve of pages; 0: not
+    known. Without ``hidden_tokens``, ``tokens`` has the token ids of cached pages, and ``ids`` those of the
     open requests, by uid.
     """
 
@@ -270,6 +271,7 @@ class Now(Event, kw_only=True):
     in_flight: list[Batch]
     retiring: list[tuple[int, list[int]]]
     unlocks: list[tuple[int, list[int]]]
+    mean_length: float = 0.0
     tokens: list[tuple[int, list[int]]] = []
     ids: dict[int, list[int]] = {}
 

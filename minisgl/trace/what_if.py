@@ -25,6 +25,7 @@ from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.scheduler.build import build_scheduler
 from minisgl.scheduler.observer import EVENTS, HookObserver
+from minisgl.scheduler.request_table import FIRST_LENGTH
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.waiting_queue import WaitingQueue
 from minisgl.trace import events as ev
@@ -167,7 +168,7 @@ class _Replay:
             raise TraceError(f"--at {at}: {trace.name} has the steps {first} to {self.end - 1}.")
         self.times, self.clock = _Times(trace), _Clock()
         chosen = {word.partition("=")[0] for word in self.overrides}
-        self.manager = PluginManager.load()
+        self.manager = PluginManager.load(light=True)  # the scheduler needs no torch
         self.config = compose(self.manager, options_of(trace))
         self.new_config = compose(self.manager, [*options_of(trace, chosen), *self.overrides])
         self.future = Future(trace.spec, at, [])
@@ -204,6 +205,9 @@ class _Replay:
         self._last_end = self.clock.now = 0.0
         self.future.departs = self.future.misses = None
         self.scheduler.next_step_id = self._maker.next_step = start.step
+        manager = self.scheduler.cache_manager
+        manager.last_launched_step = manager.last_read_step = start.step - 1
+        manager.reserve.mean_length = start.mean_length or FIRST_LENGTH
         self._num_read = start.step
 
     def _build(self, config: Config, spec: EngineSpec) -> Scheduler:

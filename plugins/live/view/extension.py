@@ -25,7 +25,7 @@ from minisgl.message import Delta
 from minisgl.plugins.live.view.futures import Question, WhatIfBody, ask
 from minisgl.plugins.live.view.observer import TOPIC
 from minisgl.server.app import GET_OR_HEAD, Api
-from minisgl.server.errors import ApiError
+from minisgl.server.errors import CLIENT_CLOSED_REQUEST, ApiError
 from minisgl.server.extension import HttpExtension
 from minisgl.server.generate import Json
 from minisgl.server.request_record import Stream
@@ -175,7 +175,17 @@ class Live(HttpExtension):
         @router.post("/live/what-if", openapi_extra=described(WhatIfBody))
         async def what_if(request: Request) -> Response:
             body, overrides = await api.read(request, WhatIfBody, WhatIfBody.overrides)
-            return Response(await self._ask(body.at, overrides), media_type="application/json")
+            asking = asyncio.ensure_future(self._ask(body.at, overrides))
+            gone = asyncio.ensure_future(_disconnected(request.receive))
+            try:
+                await asyncio.wait({asking, gone}, return_when=asyncio.FIRST_COMPLETED)
+                if not asking.done():
+                    return Response(status_code=CLIENT_CLOSED_REQUEST)
+                return Response(asking.result(), media_type="application/json")
+            finally:  # a cancelled simulation ends its process
+                gone.cancel()
+                asking.cancel()
+                await asyncio.gather(asking, gone, return_exceptions=True)
 
     async def _ask(self, at: int, overrides: list[str]) -> bytes:
         """Return both futures of the recording from step ``at`` on, as JSON. Raise `ApiError`."""
@@ -189,7 +199,15 @@ class Live(HttpExtension):
         try:
             self._tell({"do": "tokens"})
             lines, tokens = await asyncio.wait_for(self._tokens, REPLY_SECONDS)
-            return await ask(Question(lines, tokens, at, overrides))
+            if not lines:
+                raise ApiError(
+                    409,
+                    "Events were lost, because this server was too slow for them: the recording begins anew with the "
+                    "next step. Earlier steps are gone.",
+                    "at",
+                    "overloaded",
+                )
+            return await ask(Question(lines, tokens, at, overrides, self._recording.is_full))
         except TimeoutError:
             raise ApiError(503, "The scheduler did not send the tokens of the recording.", code="overloaded") from None
         finally:

@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -26,8 +27,9 @@ from minisgl.trace.read import Trace, TraceError
 
 SECONDS = 120
 """The longest time of a child, in seconds of its processor and of the clock."""
-MAX_BYTES = 4 << 30
-"""The largest address space of a child."""
+MAX_BYTES = 3 << 30
+"""The memory that a child may allocate after its start, on Linux."""
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 LEAD, SHOWN = 6, 120
 """Steps before the change that are shown, and all shown steps of a future."""
 _NAME = re.compile(r"[a-z0-9_]{1,40}")
@@ -75,13 +77,16 @@ class Question(msgspec.Struct):
     tokens: bytes
     at: int
     overrides: list[str]
+    is_full: bool = False
+    """Whether the recording ended before the newest step, because it had no more room."""
 
 
 async def ask(question: Question) -> bytes:
-    """Return the child's answer as JSON. Raise `ApiError` if there is none."""
+    """Return the child's answer as JSON. Raise `ApiError` if there is none. The child ends with a cancelled task."""
     child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", __name__, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-    )
+        sys.executable, "-m", __name__, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        env=os.environ | ONE_THREAD,
+    )  # fmt: skip
     try:
         out, _ = await asyncio.wait_for(child.communicate(msgspec.msgpack.encode(question)), SECONDS)
     except TimeoutError:
@@ -124,7 +129,10 @@ def answer(question: Question) -> dict[str, Any]:
             "would": [step for step in would if begin <= step["s"] < begin + SHOWN],
         }
     except (TraceError, ConfigError, InvalidRequestError) as error:
-        return {"error": str(error).replace("--at ", "Step ")}
+        full = "The recording is full: close all pages for 10 s to begin a new one." if question.is_full else ""
+        return {"error": f"{error} {full}".strip().replace("--at ", "Step ")}
+    except MemoryError:
+        return {"error": f"The simulation needs more than {MAX_BYTES >> 30} GiB: the run or the pool is too large."}
 
 
 def recording(lines: bytes, tokens: Tokens) -> Trace:
@@ -174,17 +182,24 @@ def _rows(turn: Turn) -> list[dict[str, Any]]:
 
 
 def _limit() -> None:
-    """Limit this process: a run that is too long for it must harm no server."""
+    """Limit this process: a run that is too long for it must harm no server.
+
+    On Linux, its data may grow by `MAX_BYTES`. What is mapped now does not count, nor do the files of libraries: both
+    may be large, and use little memory. Elsewhere, the limit of the processor's time has to do.
+    """
     import resource
 
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
-    with contextlib.suppress(ValueError, OSError):  # macOS refuses it
-        resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
+    with contextlib.suppress(OSError, ValueError):  # no /proc, or a lower limit that the administrator has set
+        pages = int(Path("/proc/self/statm").read_text().split()[5])
+        most = pages * resource.getpagesize() + MAX_BYTES
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     os.nice(5)
 
 
 def main() -> None:
     """Answer the question on standard input, on standard output."""
+    sys.modules["tvm_ffi"] = None  # type: ignore[assignment] # no C++ for the cache: loading it imports torch
     _limit()
     question = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Question)
     sys.stdout.buffer.write(msgspec.json.encode(answer(question)))

@@ -61,11 +61,15 @@ class Kept:
 
 
 def fill_in(events: Iterable[Any], tokens: Tokens) -> None:
-    """Put the token ids into the events of a recording. Raise `TraceError` if they are not whole."""
+    """Put the token ids into the events of a recording. Raise `TraceError` if some are missing."""
     if not tokens.is_whole:
         raise TraceError(
             f"The recording has more than {MAX_TOKENS:,} tokens. Close the page for 10 s to begin a new one."
         )
+    events = list(events)
+    missing = [event.uid for event in events if isinstance(event, ev.Add) and event.uid not in tokens.requests]
+    if missing:
+        raise TraceError(f"The recording lacks the token ids of request {missing[0]}: its run can't be repeated.")
     ids = {uid: np.frombuffer(each, np.int32).tolist() for uid, each in tokens.requests.items()}
     at: dict[int, int] = {}
     rows: dict[int, list[int]] = {}

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from minisgl.core import I32, EngineSpec, Req, Step, StepResult
+from minisgl.scheduler.request_table import Reserve
 from minisgl.scheduler.steps import NO_TOKEN
 from minisgl.trace import events as ev
 from minisgl.trace.record import batch_event
@@ -59,6 +60,7 @@ class Mirror:
         """Cached page → the token ids whose KV it holds, int32 ``[page_size]``."""
         self._retiring: deque[tuple[int, I32]] = deque()
         self._unlocks: deque[tuple[int, list[int]]] = deque()
+        self._reserve = Reserve()
         self._failed = False
         self._num_added = self._num_admitted = 0
         self._without_token: set[int] = set()  # open requests that have no token yet
@@ -82,11 +84,14 @@ class Mirror:
     def request_retracted(self, req: Req, step: int) -> None:
         entry = self.open[req.uid]
         entry.retractions += 1
+        self._reserve.pages_ran_out()  # the usual reason; the other one is to serve a starved request
         entry.num_computed_tokens = 0
         self._unlock(entry)
 
     def request_finished(self, req: Req, now: float) -> None:
         self._failed = self._failed or (req.finish_reason == "error" and req.error != NO_TOKEN)
+        if req.finish_reason != "abort":
+            self._reserve.answer_ended(len(req.output_ids))
         self._without_token.discard(req.uid)
         self._unlock(self.open.pop(req.uid))
 
@@ -200,6 +205,7 @@ class Mirror:
             "in_flight": in_flight,
             "retiring": [[step, pages.tolist()] for step, pages in self._retiring],
             "unlocks": list(self._unlocks),
+            "mean_length": self._reserve.mean_length,
         }
         if text:
             newest = list(self.tokens.items())[-MAX_TEXT_PAGES:]

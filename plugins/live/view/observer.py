@@ -71,6 +71,7 @@ class LiveObserver(EventMaker):
         first.options.pop("trace", None)
         self._header = first
         self._watched = self._lost = False
+        self._begins_anew = False  # the recording of the API server, with the next state
         self._events: list[ev.Event] = []
         self._sent = self._read = 0  # numbers of messages
         self._last_flush = 0.0
@@ -90,9 +91,13 @@ class LiveObserver(EventMaker):
             case "now":
                 self._watch()
                 self._flush()
+                if self._begins_anew:  # older token ids are of pages that may hold other tokens by now
+                    self._begins_anew = False
+                    self._kept.begin(self.mirror.tokens)
                 self._send_now()
             case "unwatch":
                 self._watched, self._events = False, []
+                self._lost = self._begins_anew = False
                 self._kept.begin({})
             case "leave":
                 pace.paused, pace.delay = False, pace.start_delay
@@ -145,7 +150,7 @@ class LiveObserver(EventMaker):
             self._lost = True
             return
         if self._lost:
-            self._lost = False
+            self._lost, self._begins_anew = False, True
             self._send(b"l", b"")  # every page needs the state anew, and asks for it
             return
         self._send(b"e", ev.encoder.encode_lines(events).rstrip())

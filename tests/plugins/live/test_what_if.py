@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
+import pluggy
 import pytest
 
+from minisgl import hooks
+from minisgl.core import EngineSpec, SamplingParams
+from minisgl.message import Message, PluginMessage
+from minisgl.message.link import Link
+from minisgl.options.compose import compose
+from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.live.view.extension import Recording
+from minisgl.plugins.live.view.futures import MAX_BYTES, Question, answer
+from minisgl.plugins.live.view.kept import Tokens, fill_in
+from minisgl.plugins.live.view.observer import MAX_BEHIND, TOPIC, LiveObserver
+from minisgl.testing.drive import Drive, Job, make_plugin
 from minisgl.testing.serving import Server, patient_timeout
+from minisgl.trace import events as ev
+from minisgl.trace.read import TraceError
 
 from .test_server import Viewer, chat, watching
 
@@ -112,3 +134,140 @@ def test_a_page_that_was_opened_late() -> None:
 def test_without_control() -> None:
     with Server("model=tutor", "num_pages=64", "live.control=false") as server, watching(server.url):
         assert ask(server, at=0).status_code == 403
+
+
+def test_a_client_that_leaves_ends_the_simulation(server: Server, viewer: Viewer) -> None:
+    """The child process is gone soon after its client, even if it would never have ended."""
+    host, port = server.url.removeprefix("http://").split(":")
+    body = b'{"at": 0}'
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(
+            f"POST /live/what-if HTTP/1.1\r\nhost: {host}:{port}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
+        child = until(
+            lambda: next((pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if simulates(pid)), 0)
+        )
+        os.kill(child, signal.SIGSTOP)
+    until(lambda: not simulates(child))
+    assert ask(server, at=3).json()["misses"] is None
+
+
+def simulates(pid: int) -> bool:
+    """Return whether a process, which this one's descendant started, answers a what-if."""
+    try:
+        return b"live.view.futures" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    end = time.monotonic() + patient_timeout(30)
+    while not (value := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    return value
+
+
+@pytest.fixture(scope="module")
+def after_a_loss() -> Question:
+    """Record a run of which the API server read nothing for a while: the pages then hold other tokens than before."""
+    spec = EngineSpec(page_size=4, num_pages=40, max_running_requests=5, max_seq_len=120, vocab_size=40)
+    values = {"max_prefill_tokens": 64, "overlap": True, "starvation_steps": 64}
+    words = ["page_size=4", "num_pages=40", "max_running_requests=5", "scheduler=mixed", "cache=radix"]
+    words += [f"{name}={str(value).lower()}" for name, value in values.items()]
+    config = compose(PluginManager.load(), words)
+    recording, frames = Recording(), list[tuple[bytes, bytes]]()
+
+    def receive(message: Message) -> None:
+        assert isinstance(message, PluginMessage)
+        first, _, data = message.data.partition(b"\n")
+        frames.append((first[:1], data))
+
+    link = Link(receive)
+    observer = LiveObserver(config, spec, link, text=False, delay=0.0)
+    manager = pluggy.PluginManager(hooks.PROJECT)
+    manager.add_hookspecs(hooks)
+    manager.register(observer)
+
+    def tell(**command: Any) -> None:
+        link.receive(PluginMessage(TOPIC, msgspec.json.encode(command)))
+
+    def pass_on() -> bytes:
+        """Read the observer's messages as the API server does. Return their kinds."""
+        tell(do="read", number=observer._sent)
+        for kind, data in frames:
+            recording.take(kind, data)
+        kinds = b"".join(kind for kind, _ in frames)
+        frames.clear()
+        return kinds
+
+    drive = Drive(
+        spec, make_plugin("cache", "radix", page_size=4), make_plugin("scheduler", "mixed"),
+        observers=manager.hook, thorough=False, **values,
+    )  # fmt: skip
+    uid = 0
+
+    def serve(stem: int, requests: int) -> None:
+        nonlocal uid
+        for _ in range(requests):
+            uid += 1
+            drive.add(Job(uid, [stem] * 20 + [uid % 40] * 6, SamplingParams(max_tokens=12, seed=uid)))
+        while drive.scheduler.has_work:
+            drive.step()
+            observer._flush()
+
+    serve(1, 4)
+    tell(do="now")
+    pass_on()
+    for stem in range(2, 8):
+        serve(stem, 8)
+    assert observer._lost
+    assert len(frames) > MAX_BEHIND
+    pass_on()
+    serve(8, 1)
+    assert b"l" in pass_on()
+    assert not recording.parts
+    tell(do="now")
+    serve(8, 6)
+    pass_on()
+    tell(do="tokens")
+    (_, tokens) = frames[-1]
+    lines = b"\n".join(recording.parts)
+    first = msgspec.json.decode(recording.parts[0].splitlines()[1])["step"]
+    return Question(lines, tokens, first, [])
+
+
+def test_after_lost_events_a_recording_has_its_own_tokens(after_a_loss: Question) -> None:
+    """Without the tokens that the pages had before, the repetition finds the prefixes that the run found."""
+    found = answer(after_a_loss)
+    assert found.get("error") is None
+    assert (found["misses"], found["first"]) == (None, None)
+    share = next(row for row in found["rows"] if row[0] == "prompt tokens from the cache")
+    assert share[1] == share[2] not in ("0 %", "–")
+
+
+def test_missing_tokens_are_named() -> None:
+    with pytest.raises(TraceError, match="lacks the token ids of request 7"):
+        fill_in([ev.Add(0, 7, 0.0, [0, 0], 4)], Tokens({}, {}, {}, True))
+
+
+def test_the_limit_of_memory_holds(after_a_loss: Question) -> None:
+    """A child whose libraries reserve much answers without torch, and then gets no more memory than the limit."""
+    program = f"""
+import mmap, sys
+reserved = mmap.mmap(-1, {2 * MAX_BYTES}, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
+from minisgl.plugins.live.view.futures import main
+main()
+assert "torch._C" not in sys.modules
+try:
+    more = mmap.mmap(-1, {MAX_BYTES}, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
+except (OSError, MemoryError):
+    print("refused", file=sys.stderr)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program], input=msgspec.msgpack.encode(after_a_loss), capture_output=True, check=True
+    )
+    assert msgspec.json.decode(ran.stdout)["misses"] is None
+    assert b"refused" in ran.stderr
