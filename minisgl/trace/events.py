@@ -47,7 +47,8 @@ class Add(Event):
     """A request entered the waiting queue.
 
     ``t`` is the time on the scheduler's clock, in seconds, here and in all other events. ``step`` is the number of the
-    next step.
+    next step. ``group`` is the same number for all choices of one HTTP request; 0: it has only one, or the trace was
+    recorded before there was this field.
     """
 
     uid: int
@@ -56,6 +57,7 @@ class Add(Event):
     max_tokens: int
     cache_salt: str | None = None
     priority: int = 0
+    group: int = 0
 
 
 class Match(Event):

@@ -80,8 +80,8 @@ class EventMaker:
     def minisgl_request_added(self, req: Req, now: float) -> None:
         self.num_open += 1
         prompt = req.prompt_ids.tolist()
-        params = req.params
-        self._put(ev.Add(self.next_step, req.uid, now, prompt, params.max_tokens, params.cache_salt, params.priority))
+        limit, salt, priority = req.params.max_tokens, req.params.cache_salt, req.params.priority
+        self._put(ev.Add(self.next_step, req.uid, now, prompt, limit, salt, priority, req.group))
 
     @hookimpl
     def minisgl_prefix_matched(self, req: Req, pages: I32, step: int) -> None:

@@ -5,8 +5,8 @@ sampled: they do not depend on the batch (promise 8). So the scheduler is in the
 it gets the other options and goes on, in a time that is measured where a step equals the recorded one, and estimated
 from the recorded steps where it does not.
 
-A trace does not say which requests were choices of one HTTP request, which had a grammar, and what the drafts of a
-proposer depended on. If such a thing mattered, the repetition differs from the record: `Future.misses` says where.
+A trace does not say which requests had a grammar, and what the drafts of a proposer depended on. If such a thing
+mattered, the repetition differs from the record: `Future.misses` says where.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 import pluggy
@@ -166,6 +167,8 @@ class _Replay:
         self.end = first + len(self.batches)
         if not first <= at <= self.end:
             raise TraceError(f"--at {at}: {trace.name} has the steps {first} to {self.end - 1}.")
+        before = takewhile(lambda event: not (isinstance(event, ev.Batch) and event.step == at), trace)
+        self._read_before_at = first + sum(isinstance(event, ev.Done) for event in before)
         self.times, self.clock = _Times(trace), _Clock()
         chosen = {word.partition("=")[0] for word in self.overrides}
         self.manager = PluginManager.load(light=True)  # the scheduler needs no torch
@@ -261,10 +264,11 @@ class _Replay:
     def run(self) -> Future:
         changed = False
         for _ in range(20 * len(self.batches) + 100_000):
-            if not changed and self._base + self.scheduler.next_step_id >= self.at:
+            self._deliver()
+            launched = self.scheduler.next_step_id
+            if not changed and (launched > self.at or (launched == self.at and self._num_read >= self._read_before_at)):
                 self._change()
                 changed = True
-            self._deliver()
             if self.scheduler.has_work:
                 self.scheduler.step()
             elif self._waiting:
@@ -315,7 +319,7 @@ class _Replay:
         params = SamplingParams(
             max_tokens=added.max_tokens, ignore_eos=True, cache_salt=added.cache_salt, priority=added.priority
         )
-        self.scheduler.add_request(added.uid, added.prompt_ids, params)
+        self.scheduler.add_request(added.uid, added.prompt_ids, params, added.group)
         self.scheduler.requests[added.uid].stop_ids = frozenset((self.engine.stop_id,))
         self._open[added.uid] = each
 

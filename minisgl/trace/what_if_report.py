@@ -91,7 +91,7 @@ def report(trace: Trace, at: int, overrides: Sequence[str]) -> Report:
     if future.misses is not None:
         note = (
             f"The run can't be repeated from its trace: step {future.misses} differs. A trace does not say which "
-            "requests were choices of one HTTP request, or had a grammar, and policies may read the clock."
+            "requests had a grammar, and policies may read the clock."
         )
     elif future.restarted:
         note = f"The pool is empty at step {at}: the open requests are computed again."

@@ -63,7 +63,10 @@ def recorded(seed: int, *, jobs: int = 12, spread: int = 30, **options: Any) -> 
         prompt = rng.choice(stems)[: rng.randrange(30)] + [rng.randrange(3) for _ in range(rng.randrange(1, 9))]
         arrive = rng.randrange(spread)
         abort = arrive + rng.randrange(12) if rng.random() < 0.25 else None
-        clients.append(Job(uid, prompt, SamplingParams(max_tokens=rng.randrange(1, 25), seed=uid), arrive, abort))
+        group = uid % 3 if seed % 2 else 0  # requests of two groups, and some without
+        clients.append(
+            Job(uid, prompt, SamplingParams(max_tokens=rng.randrange(1, 25), seed=uid), arrive, abort, group=group)
+        )
     with no_lookahead():
         drive = Drive(
             spec, make_plugin("cache", cache, page_size=4), make_plugin("scheduler", policy),
@@ -151,6 +154,25 @@ def test_another_pool_begins_empty() -> None:
     assert (future.spec.page_size, future.spec.num_pages) == (8, 12)
     at = [event for event in trace if isinstance(event, ev.Finish) and event.step > 11]
     assert {event.uid for event in at} <= {event.uid for event in future.events if isinstance(event, ev.Finish)}
+
+
+def test_answers_that_ended_are_not_computed_again() -> None:
+    """If all requests had ended before a step, another pool has only the later ones."""
+    found = 0
+    for seed in range(4):
+        trace, num_open, at = recorded(seed, jobs=6, spread=300), 0, None
+        for event in trace:
+            num_open += isinstance(event, ev.Add) - isinstance(event, ev.Finish)
+            if isinstance(event, ev.Add) and num_open == 1 and event.step:
+                at = event.step
+        if at is None:
+            continue
+        found += 1
+        with no_lookahead():
+            future = what_if(trace, at, ["num_pages=50"])
+        later = {event.uid for event in trace if isinstance(event, ev.Add) and event.step >= at}
+        assert {event.uid for event in future.events if isinstance(event, ev.Add)} == later
+    assert found
 
 
 def test_refusals() -> None:

@@ -1,13 +1,13 @@
-// Feeds the page's model with lines of standard input, and answers each line "?name" with the summary of that model.
-// A line "name {…}" is an event for that model. Arguments: the path of model.js.
+// Feeds the page's models with lines of standard input, "name {…}", and answers "name ?" with the summary of that model,
+// and "name at N" with its summary as it was when step N was launched, or null. Arguments: the paths of model.js and history.js.
 import { createInterface } from "node:readline";
-const { Model, explain } = await import(process.argv[2]);
+const { Model } = await import(process.argv[2]), { History } = await import(process.argv[3]);
 const models = new Map();
 for await (const line of createInterface({ input: process.stdin })) {
   const name = line.slice(0, line.indexOf(" ")), text = line.slice(line.indexOf(" ") + 1);
-  if (!models.has(name)) models.set(name, new Model());
-  const model = models.get(name);
+  if (!models.has(name)) { const model = new Model(); models.set(name, [model, new History(model)]); }
+  const [model, history] = models.get(name);
   if (text === "?") console.log(JSON.stringify(model.summary()));
-  else if (text === "steps") console.log(JSON.stringify(model.steps.map((step) => explain(model, step))));
-  else model.apply(JSON.parse(text));
+  else if (text.startsWith("at ")) { const past = history.at(+text.slice(3)); console.log(JSON.stringify(past && past.summary())); }
+  else { const event = JSON.parse(text); model.apply(event); history.add(event, text); }
 }

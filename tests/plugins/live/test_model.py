@@ -90,10 +90,13 @@ def expected(state: State) -> dict[str, Any]:
     }
 
 
-def run(seed: int, steps: int, **options: Any) -> tuple[list[str], list[dict[str, Any]]]:
+def run(
+    seed: int, steps: int, launched: dict[int, dict[str, Any]] | None = None, **options: Any
+) -> tuple[list[str], list[dict[str, Any]]]:
     """Run random requests. Return the input of ``model.mjs``, and the summaries that it must print.
 
-    The model ``first`` watches from the start, ``late`` and ``lost`` from a random step on.
+    The model ``first`` watches from the start, ``late`` and ``lost`` from a random step on. ``launched`` gets the
+    summary at the launch of each step.
     """
     rng = random.Random(seed)
     spec = EngineSpec(page_size=4, num_pages=40, max_running_requests=5, max_seq_len=120, vocab_size=40)
@@ -102,7 +105,13 @@ def run(seed: int, steps: int, **options: Any) -> tuple[list[str], list[dict[str
     state = State(spec)
     manager = pluggy.PluginManager(hooks.PROJECT)
     manager.add_hookspecs(hooks)
-    for each in (observer, EventMaker(state.apply)):  # type: ignore[arg-type]
+
+    def take(event: Any) -> None:
+        state.apply(event)
+        if launched is not None and isinstance(event, ev.Batch):
+            launched[event.step] = expected(state)
+
+    for each in (observer, EventMaker(take)):
         manager.register(each)
     cache = make_plugin("cache", options.pop("cache", "radix"), page_size=spec.page_size)
     policy = make_plugin("scheduler", options.pop("policy", "mixed"))
@@ -147,11 +156,12 @@ def run(seed: int, steps: int, **options: Any) -> tuple[list[str], list[dict[str
 
 def in_node(lines: list[str], tmp_path: Path) -> list[Any]:
     """Return what ``model.mjs`` prints for these lines."""
-    model = tmp_path / "model.mjs"
-    model.write_bytes((files("minisgl.plugins.live.view") / "page" / "model.js").read_bytes())
+    modules = [tmp_path / "model.mjs", tmp_path / "history.mjs"]
+    for module in modules:
+        module.write_bytes((files("minisgl.plugins.live.view") / "page" / f"{module.stem}.js").read_bytes())
     assert node is not None
     ran = subprocess.run(
-        [node, str(Path(__file__).with_name("model.mjs")), str(model)],
+        [node, str(Path(__file__).with_name("model.mjs")), *map(str, modules)],
         input="\n".join(lines) + "\n",
         capture_output=True,
         text=True,
@@ -180,6 +190,27 @@ def test_page_equals_the_trace(tmp_path: Path, seed: int, steps: int, options: d
     for i, (have, want, name) in enumerate(zip(found, summaries, names, strict=True)):
         for key, value in want.items():
             assert have[key] == value, f"comparison {i}, model {name}: {key}"
+
+
+@pytest.mark.parametrize("options", [{}, {"drafts": (3, 90, 1), "rounds": 3, "full_drafts": True, "text": True}])
+def test_earlier_steps(tmp_path: Path, options: dict[str, Any]) -> None:
+    """The page rebuilds the state at the launch of a step, if it still has its events. The present is not changed."""
+    launched: dict[int, dict[str, Any]] = {}
+    lines, summaries = run(8, 800, launched, **options)
+    last, late = max(launched), json.loads(next(line for line in lines if line.startswith('late {"event":"now"'))[5:])
+    asked = [("first", step) for step in random.Random(1).sample(range(last - 500, last + 1), 40)]
+    asked += [("late", late["step"]), ("late", late["step"] - 1), ("first", last + 1)]
+    kept = [line for line in lines if not line.endswith(" ?")]
+    *found, old, present = in_node(
+        [*kept, *(f"{name} at {step}" for name, step in asked), "first at 0", "first ?"], tmp_path
+    )
+    for (name, step), have in zip(asked, found, strict=True):
+        want = launched[step] if step <= last and not (name == "late" and step < late["step"]) else None
+        assert (have is None) == (want is None), f"{name} at {step}"
+        for key, value in (want or {}).items():
+            assert have[key] == value, f"{name} at {step}: {key}"
+    assert (old is None) == (last > 700)
+    assert {key: present[key] for key in summaries[-1]} == summaries[-1]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 // The page: it connects to the server, feeds the model with events, and draws it.
 
 import { Model } from "./model.js";
+import { History } from "./history.js";
 import { Board } from "./draw.js";
 import { Server, events } from "./stream.js";
 import { Chat } from "./chat.js";
@@ -11,7 +12,7 @@ import { WhatIf } from "./what-if.js";
 const $ = (id) => document.getElementById(id);
 const DRAW_MS = 80, RETRY_MS = 1000;
 const viewer = Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
-const server = new Server(), model = new Model(), recording = new Recording();
+const server = new Server(), model = new Model(), history = new History(model), recording = new Recording();
 let chosen = null, dirty = true, drawn = 0, bad = "";
 
 function select(what) {
@@ -23,10 +24,10 @@ const chat = new Chat(server, model, viewer, select);
 // ---- the text of pages, where it is allowed ----
 
 const pageTexts = new Map(), asked = new Set(); // text of token ids, by the ids
-function wordsOf(page) {
-  const own = chat.wordsOf(page);
+function wordsOf(page, state) {
+  const own = chat.wordsOf(page, state);
   if (own || !model.server.text) return own;
-  const ids = model.pageTokens.get(page);
+  const ids = state.pageTokens.get(page);
   if (!ids) return "";
   const key = ids.join(" ");
   if (pageTexts.has(key)) return pageTexts.get(key);
@@ -37,7 +38,7 @@ function wordsOf(page) {
   }
   return "";
 }
-const board = new Board($("board"), model, select, wordsOf);
+const board = new Board($("board"), model, history, select, wordsOf);
 
 const whatIf = new WhatIf($("what-if"), server, model);
 
@@ -50,7 +51,8 @@ function draw(time) {
     board.draw(chosen);
     whatIf.update(chosen);
     chat.markAll();
-    $("follow").hidden = !chosen;
+    $("past").hidden = !board.notice;
+    if (board.notice) $("past-words").textContent = board.notice;
     $("pause").textContent = model.pace.paused ? "Resume" : "Pause";
     $("pause").setAttribute("aria-pressed", model.pace.paused);
     const delay = $("delay"), value = String(model.pace.delay);
@@ -77,11 +79,12 @@ function take(line) {
   recording.add(event, line);
   if (event.event === "own") chat.own(event);
   else model.apply(event);
+  history.add(event, line);
   if (event.event === "server") {
     $("model").textContent = event.model;
     document.title = `minisgl, live: ${event.model}`;
     for (const each of $("pace").querySelectorAll("button, select")) each.disabled = !event.control;
-    $("what-if").hidden = !event.control;
+    $("what-if").hidden = $("ask-what-if").hidden = !event.control;
     $("pace").title = event.control ? "" : "This server may not be slowed down from a page (live.control).";
   }
   if (event.event === "lost") message(`This page was too slow: it lost ${event.frames} frames, and shows the state anew.`, true);
@@ -129,20 +132,45 @@ $("follow").addEventListener("click", () => select(null));
 
 for (const button of document.querySelectorAll("[data-ask]"))
   button.addEventListener("click", () => { if (chat.control) return; $("prompt").value = button.dataset.ask; $("ask").requestSubmit(); });
+chat.found = (hit, prompt) => { $("found-turn").textContent = `${hit} of its ${prompt} tokens came from the cache.`; };
 
 const running = new Workload(server, chat);
+let begun = null; // the step with which the last workload began
 running.changed = (failed) => {
   $("stop-workload").disabled = !running.open;
   if (failed) message(failed, true);
 };
-for (const button of document.querySelectorAll("[data-workload]")) {
-  button.addEventListener("click", () => {
-    const [requests, words] = workload(button.dataset.workload, model.spec);
-    message(words, !requests);
-    select(null);
-    if (requests) running.start(requests);
-  });
+async function start(name) {
+  const { bursts, words, smallPool } = workload(name, model.spec), { prompt, cached } = model.totals;
+  const live = "To see it live, start a server with make serve ARGS=num_pages=64, and press the button there.";
+  if (smallPool && !model.server.control) { message(words + live); return; }
+  message(smallPool ? `${words}So ${bursts[0].prompts.length} requests run now, and the simulated engine repeats them with ${smallPool} pages. ${live}` : words);
+  select(null);
+  begun = model.lastLaunched + 1;
+  const at = begun, ended = await running.start(bursts);
+  await settled();
+  if (!ended || at !== begun) return;
+  if (smallPool) await whatIf.askFor({ at, num_pages: smallPool });
+  else if (name === "class") $("found-class").textContent = `${(model.totals.cached - cached).toLocaleString("en")} of the ${(model.totals.prompt - prompt).toLocaleString("en")} prompt tokens came from the cache.`;
 }
+// Wait until the page has the events of the requests that have ended.
+async function settled() {
+  for (let i = 0; i < 40 && model.open.size; i++) await new Promise((done) => setTimeout(done, 50));
+}
+for (const button of document.querySelectorAll("[data-workload]"))
+  button.addEventListener("click", async () => {
+    const slow = button.dataset.delay && model.server.control && !model.pace.delay;
+    if (slow) await pace({ do: "delay", seconds: +button.dataset.delay });
+    await start(button.dataset.workload);
+    if (slow) await pace({ do: "delay", seconds: 0 });
+  });
+$("what-if-naive").addEventListener("click", () => {
+  const at = begun ?? (model.steps.length ? model.steps[0].s : 0);
+  whatIf.askFor({ at, cache: "naive" }, ({ rows }) => {
+    const [, was, would] = rows.find(([name]) => name.startsWith("time to first token"));
+    $("found-what-if").textContent = `The median time to the first token is ${was} ms with the cache, and would be ${would} ms without it.`;
+  });
+});
 $("stop-workload").addEventListener("click", () => running.stop());
 
 // ---- saving, theme, keys ----
@@ -167,5 +195,5 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "n" && !$("one-step").disabled) $("one-step").click();
 });
 
-window.minisglLive = { model, chat, recording }; // for tests, and for the curious in the console
+window.minisglLive = { model, chat, recording, history, board }; // for tests, and for the curious in the console
 watch();

@@ -12,7 +12,7 @@ const ORIGINS = {
 export class Chat {
   // `select({step, uid})` lights a step up.
   constructor(server, model, viewer, select) {
-    Object.assign(this, { server, model, viewer, select, turns: [], number: 0, control: null, ids: new Map(), texts: new Map(), others: [] });
+    Object.assign(this, { server, model, viewer, select, turns: [], number: 0, found: () => {}, control: null, ids: new Map(), texts: new Map(), others: [] });
     this.log = document.getElementById("turns");
     this.about = document.getElementById("token");
     for (const id of ["ask", "prompt", "send", "stop", "new-chat", "system", "temperature", "seed", "max-tokens", "origins"]) this[id] = document.getElementById(id);
@@ -26,16 +26,12 @@ export class Chat {
   }
   // An id of a request: the server tells only this page which number the engine gives the request.
   newId() { return `live.${this.viewer}.${++this.number}`; }
-  // Know the words of another request of this page, such as one of a workload.
-  async follow(id, messages) {
-    const turn = { id, prompt: null, tokens: [] };
-    try {
-      turn.prompt = (await this.server.json("tokenize", { messages, return_token_strs: true })).token_strs || [];
-      this.others.push(turn);
-      if (this.others.length > 64) this.others.shift();
-    } catch { /* the server has no such route: its pages stay without words */ }
+  // Know the words of the prompts of a workload's request: texts of tokens, in the order of its choices.
+  follow(id, prompts) {
+    prompts.forEach((prompt, index) => this.others.push({ id, index, prompt, tokens: [] }));
+    this.others.splice(0, this.others.length - 64);
   }
-  own(event) { this.ids.set(event.id, event.uids[0]); }
+  own(event) { this.ids.set(event.id, event.uids); }
 
   async send_() {
     const words = this.prompt.value.trim();
@@ -131,7 +127,7 @@ export class Chat {
     const e = html(line, "span", "tok" + (special ? " special" : ""), text === "" ? "∅" : text);
     e.dataset.index = index;
   }
-  uidOf(turn) { return this.ids.get(turn.id); } // undefined until the server has told it
+  uidOf(turn) { return (this.ids.get(turn.id) || [])[turn.index || 0]; } // undefined until the server has told it
   // Where a token came from, and the step that made it.
   origin(turn, kind, index) {
     const req = this.model.requests.get(this.uidOf(turn));
@@ -159,6 +155,7 @@ export class Chat {
     if (req && req.hit >= 0 && turn.promptBox) {
       const hit = Math.min(req.hit, req.prompt);
       turn.promptBox.firstChild.textContent = `the prompt as the engine sees it: ${req.prompt} tokens, ${hit} from the cache${hit ? `, so only ${req.prompt - hit} were computed` : ""}`;
+      if (hit) this.found(hit, req.prompt);
     }
     if (req && turn.prompt) this.texts.set(req.uid, turn);
   }
@@ -191,18 +188,19 @@ export class Chat {
       html(row, "td", "", `log ${each.logprob.toFixed(2)}`);
     }
   }
-  // The text of a page, if a chat of this page has it.
-  wordsOf(page) {
-    const size = this.model.spec.page_size;
+  // The text of a page in a state of the model, if a chat of this page has it.
+  wordsOf(page, model) {
+    const size = model.spec.page_size;
     for (const [uid, turn] of [...this.texts].reverse()) {
-      const req = this.model.requests.get(uid);
+      const req = model.requests.get(uid);
       if (!req) continue;
       const table = req.table.length ? req.table : req.reason && req.lastTable ? req.lastTable : [];
       const cached = req.cachedPages.indexOf(page), i = cached >= 0 ? cached : table.indexOf(page);
       if (i < 0) continue;
       // After its end a request owns nothing: its pages still hold its words only while the cache has them.
-      if (req.reason && (this.model.owner[page] !== CACHE || req.lastSerials[i] !== this.model.serials.get(page))) continue;
-      return [...turn.prompt, ...turn.tokens.map((entry) => entry.token)].slice(i * size, (i + 1) * size).join("");
+      if (req.reason && (model.owner[page] !== CACHE || req.lastSerials[i] !== model.serials.get(page))) continue;
+      const texts = [...turn.prompt, ...turn.tokens.map((entry) => entry.token)];
+      return texts.slice(i * size, Math.min((i + 1) * size, model.length(req))).join("");
     }
     return "";
   }

@@ -1,8 +1,9 @@
 // Draws the model: numbers, timeline, the step in words, queue, tree and page map. Text is set as textContent only.
 
-import { CACHE, FREE, RETIRING, explain, plural, why } from "./model.js";
+import { CACHE, FREE, KEPT_STEPS, RETIRING } from "./model.js";
+import { explain, plural, why } from "./words.js";
 
-const NS = "http://www.w3.org/2000/svg", HUES = 8, MAX_LINES = 28, MAX_CELLS = 1024, MAX_NODES = 60;
+const NS = "http://www.w3.org/2000/svg", HUES = 8, MAX_LINES = 28, MAX_CELLS = 1024, FEW_CELLS = 256, MAX_NODES = 60;
 const hue = (uid) => "q" + (((uid % HUES) + HUES) % HUES);
 const seconds = (s) => s === null ? "–" : s < 0.9995 ? `${(s * 1000).toFixed(s < 0.01 ? 1 : 0)} ms` : `${s.toFixed(2)} s`;
 const oneLine = (words) => words.replace(/\s+/g, " ").trim();
@@ -32,12 +33,12 @@ function button(e, label, act) {
 }
 
 export class Board {
-  // `select(what)` is called with {step, uid} when something is chosen; `wordsOf(page)` returns a page's text or "".
-  constructor(root, model, select, wordsOf) {
-    Object.assign(this, { root, model, select, wordsOf });
+  // `select(what)` is called with {step, uid} when something is chosen. `wordsOf(page, model)` returns a page's text or "".
+  constructor(root, model, history, select, wordsOf) {
+    Object.assign(this, { root, model, history, select, wordsOf, seen: model, isPast: false, when: "" });
     this.panels = {};
     for (const [name, title, wide] of [["numbers", "Numbers", true], ["timeline", "Batch timeline", true], ["step", "Step", true],
-                                       ["queue", "Requests", true], ["tree", "Radix tree", false], ["pages", "Page map", false]]) {
+                                       ["tree", "Radix tree", false], ["pages", "Page map", false], ["queue", "Requests", true]]) {
       const box = html(root, "section", `panel ${name}` + (wide ? " wide" : ""));
       const head = html(box, "h2", "", title);
       head.id = `panel-${name}`;
@@ -50,6 +51,9 @@ export class Board {
   }
   draw(chosen) {
     this.chosen = chosen;
+    const past = chosen && chosen.step !== undefined ? this.history.at(chosen.step) : null;
+    Object.assign(this, { seen: past || this.model, isPast: past !== null, when: past ? ` at step ${chosen.step}` : "" });
+    for (const name of ["queue", "tree", "pages"]) this.panels[name].box.classList.toggle("past", this.isPast);
     const focused = document.activeElement && this.root.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
     this.drawNumbers();
     this.drawTimeline();
@@ -61,6 +65,14 @@ export class Board {
       const again = [...this.root.querySelectorAll("[data-key]")].find((e) => e.dataset.key === focused);
       if (again) again.focus({ preventScroll: true });
     }
+  }
+  // What is shown beside the present, in words, or "".
+  get notice() {
+    const step = this.chosen ? this.chosen.step : undefined;
+    if (!this.chosen) return "";
+    if (step === undefined) return `Request ${this.chosen.uid} is marked.`;
+    if (this.isPast) return `Tree, pages and requests are as they were when step ${step} was launched.`;
+    return `The events of step ${step} are no longer kept: tree, pages and requests are shown as they are now.`;
   }
   // The step that is shown: the chosen one, or the last.
   shown() {
@@ -177,6 +189,11 @@ export class Board {
 
   drawStep() {
     const { body, head } = this.panels.step, step = this.shown();
+    if (this.chosen && this.chosen.step !== undefined && !this.model.stepAt.has(this.chosen.step)) {
+      head.textContent = `Step ${this.chosen.step}`;
+      body.replaceChildren(html(null, "p", "soft", `This page no longer has step ${this.chosen.step}. It keeps the last ${KEPT_STEPS} steps since it was opened, or since it lost events.`));
+      return;
+    }
     if (!step) { head.textContent = "Step"; body.replaceChildren(); return; }
     const follows = !(this.chosen && this.model.stepAt.has(this.chosen.step));
     const took = step.read === null || step.read === undefined ? "" : `, ${seconds(step.read - step.t)} from its launch to its result`;
@@ -184,7 +201,7 @@ export class Board {
     const out = [html(null, "p", "explain", explain(this.model, step))];
     out[0].id = "explain";
     const uid = this.chosen ? this.chosen.uid : undefined, req = uid === undefined ? null : this.model.requests.get(uid);
-    if (req) out.push(html(null, "p", "", this.describe(req, step)));
+    if (req) out.push(html(null, "p", "", this.describe(this.seen.requests.get(uid) || req, step)));
     else if (uid !== undefined) out.push(html(null, "p", "soft", `Request ${uid} ended long ago.`));
     body.replaceChildren(...out);
   }
@@ -193,7 +210,7 @@ export class Board {
     if (req.hit > 0) parts.push(`${req.hit} of them found in the cache`);
     parts.push(`${plural(req.output, "output token")} so far`);
     if (req.tAdmit) parts.push(`waited ${seconds(Math.max(req.tAdmit - req.t, 0))} before its first step`);
-    else parts.push(`waits ${why(this.model, { ...step, waiting: [req.uid] })}`);
+    else parts.push(`waits ${why(this.seen, { ...step, waiting: [req.uid] })}`);
     if (req.tFirst) parts.push(`first token after ${seconds(req.tFirst - req.t)}`);
     if (req.retractions) parts.push(`retracted ${req.retractions === 1 ? "once" : `${req.retractions} times`}`);
     if (req.reason) parts.push(`ended: ${req.reason}`);
@@ -204,7 +221,7 @@ export class Board {
       text += row.kind === "prefill" ? `, and computed positions ${row.start} to ${row.start + row.count - 1}.` : ", and computed one position for its next token.";
     }
     const pages = this.pagesOf(req), sharers = new Set();
-    for (const uid of this.model.running) if (uid !== req.uid) for (const page of this.model.requests.get(uid).cachedPages) if (pages.includes(page)) sharers.add(uid);
+    for (const uid of this.seen.running) if (uid !== req.uid) for (const page of this.seen.requests.get(uid).cachedPages) if (pages.includes(page)) sharers.add(uid);
     if (pages.length) text += ` It has ${plural(pages.length, "page")}: ${pages.slice(0, 8).join(", ")}${pages.length > 8 ? ", …" : ""}` + (sharers.size ? `, some of them shared with ${[...sharers].map((each) => `request ${each}`).join(", ")}.` : ".");
     return text;
   }
@@ -216,18 +233,18 @@ export class Board {
   // ---- queue ----
 
   drawQueue() {
-    const { body, head } = this.panels.queue, waiting = this.model.waiting(), running = [...this.model.running];
-    head.textContent = `Requests: ${running.length} running, ${waiting.length} waiting`;
+    const { body, head } = this.panels.queue, waiting = this.seen.waiting(), running = [...this.seen.running];
+    head.textContent = `Requests${this.when}: ${running.length} running, ${waiting.length} waiting`;
     const list = html(null, "ul", "queue");
     const add = (uid, cls) => {
-      const req = this.model.requests.get(uid), item = html(list, "li", cls), chip = html(item, "button", `chip ${hue(uid)}`, String(uid));
+      const req = this.seen.requests.get(uid), item = html(list, "li", cls), chip = html(item, "button", `chip ${hue(uid)}`, String(uid));
       chip.type = "button";
       chip.dataset.key = `queue ${uid}`;
       chip.setAttribute("aria-label", `Request ${uid}`);
       chip.addEventListener("click", () => this.select({ step: this.chosen ? this.chosen.step : undefined, uid }));
-      const state = this.model.stateOf(req);
+      const state = this.seen.stateOf(req);
       const percent = state === "prefill" ? ` ${Math.round(100 * req.computed / Math.max(req.prefill, 1))} %` : "";
-      html(item, "span", "", state === "waiting" ? `waits since ${seconds(Math.max(this.model.now - req.t, 0))}` : `${state}${percent}, ${req.output} of ${req.max} tokens`);
+      html(item, "span", "", state === "waiting" ? `waits since ${seconds(Math.max(this.seen.now - req.t, 0))}` : `${state}${percent}, ${req.output} of ${req.max} tokens`);
     };
     for (const uid of running.slice(0, 24)) add(uid, "running");
     for (const uid of waiting.slice(0, 24)) add(uid, "waiting");
@@ -240,8 +257,8 @@ export class Board {
   // ---- tree ----
 
   drawTree() {
-    const { body, head } = this.panels.tree, nodes = this.model.tree.nodes(), pages = nodes.reduce((sum, node) => sum + node.pages.length, 0);
-    head.textContent = `Radix tree: ${plural(nodes.length, "node")}, ${plural(pages, "page")}`;
+    const { body, head } = this.panels.tree, nodes = this.seen.tree.nodes(), pages = nodes.reduce((sum, node) => sum + node.pages.length, 0);
+    head.textContent = `Radix tree${this.when}: ${plural(nodes.length, "node")}, ${plural(pages, "page")}`;
     if (!nodes.length) { body.replaceChildren(html(null, "p", "soft", "The cache is empty. A prompt of at least one whole page fills it.")); return; }
     let list = nodes;
     if (nodes.length > MAX_NODES) { // those in use, and the ones that were used last, each with its parents
@@ -252,21 +269,20 @@ export class Board {
       }
       list = nodes.filter((node) => kept.has(node));
     }
-    const depth = new Map([[this.model.tree.root, 0]]), level = new Map([[this.model.tree.root, -1]]);
+    const depth = new Map([[this.seen.tree.root, 0]]);
     let deepest = 1;
     for (const node of list) {
       depth.set(node, depth.get(node.parent) + node.parent.pages.length);
-      level.set(node, level.get(node.parent) + 1);
       deepest = Math.max(deepest, depth.get(node) + node.pages.length);
     }
-    const wide = Math.max(body.clientWidth, 240), unit = Math.max(1.5, Math.min(24, (wide - 150) / deepest)), high = 26, mine = this.chosenPages();
+    const wide = Math.max(body.clientWidth, 240), unit = Math.max(1.5, Math.min(24, Math.max(wide * 0.4, 80) / deepest)), high = 26, mine = this.chosenPages();
     const e = this.canvas(body, wide, list.length * high + 8, "Radix tree of cached prefixes"), place = new Map();
-    const now = this.model.lastLaunched;
+    const now = this.seen.lastLaunched;
     list.forEach((node, i) => {
       const x = 2 + depth.get(node) * unit, y = 4 + i * high, w = Math.max(node.pages.length * unit - 2, 3);
       place.set(node, y);
       if (place.has(node.parent)) svg(e, "path", { class: "edge", d: `M${x} ${place.get(node.parent) + 18}V${y + 9}` });
-      const words = readable(node.pages.slice(0, 4).map((page) => this.wordsOf(page)).join("")), age = Math.max(0, now - node.step);
+      const words = readable(node.pages.slice(0, 4).map((page) => this.wordsOf(page, this.seen)).join("")), age = Math.max(0, now - node.step);
       const g = svg(e, "g", { "data-pages": node.pages.join(" "), "data-users": node.users });
       svg(g, "rect", { class: (node.users ? "cache used" : "idle") + (node.pages.some((page) => mine.has(page)) ? " focus" : ""), x, y, width: w, height: 18, rx: 3 });
       if (unit >= 16) node.pages.forEach((page, k) => svg(g, "text", { class: (node.users ? "on" : "") + " mid small", x: x + (k + 0.5) * unit, y: y + 12.5 }, page));
@@ -281,29 +297,32 @@ export class Board {
     if (list.length < nodes.length) head.textContent += `, of which ${list.length} are shown`;
   }
   chosenPages() {
-    const req = this.chosen && this.chosen.uid !== undefined ? this.model.requests.get(this.chosen.uid) : null;
+    const req = this.chosen && this.chosen.uid !== undefined ? this.seen.requests.get(this.chosen.uid) : null;
     return new Set(req ? [...this.pagesOf(req), ...req.cachedPages] : []);
   }
 
   // ---- page map ----
 
   drawPages() {
-    const { body, head } = this.panels.pages, { owner, refs, spec } = this.model, count = spec.num_pages, pool = this.model.numbers().pool;
-    head.textContent = `Page map: ${pool.free.toLocaleString("en")} free, ${(count - pool.free - pool.cached - pool.retiring).toLocaleString("en")} of requests, ${pool.cached.toLocaleString("en")} cached`;
+    const { body, head } = this.panels.pages, { owner, refs, spec } = this.seen, total = spec.num_pages, pool = this.seen.pool || this.seen.countPool();
+    // Pages are allocated from the first one on: if few of a large pool were ever used, those are drawn one by one.
+    const used = this.model.highest + 1, count = total > MAX_CELLS && used <= MAX_CELLS ? Math.min(total, Math.max(FEW_CELLS, Math.ceil(used / 64) * 64)) : total;
+    head.textContent = `Page map${this.when}: ${pool.free.toLocaleString("en")} free, ${(total - pool.free - pool.cached - pool.retiring).toLocaleString("en")} of requests, ${pool.cached.toLocaleString("en")} cached`;
     const group = Math.max(1, Math.ceil(count / MAX_CELLS)), cells = Math.ceil(count / group), wide = Math.max(body.clientWidth, 200);
     const size = Math.max(8, Math.min(24, Math.sqrt(wide * 260 / Math.max(cells, 1)))), columns = Math.max(1, Math.floor(wide / size));
     const shape = `${wide} ${cells} ${size}`;
     if (shape !== this.shape || !body.firstChild) {
       this.shape = shape;
-      const e = this.canvas(body, wide, Math.ceil(cells / columns) * size + (group > 1 ? 18 : 2), "Page map of the KV pool");
+      const note = group > 1 ? `a square is ${group} pages, in the colour of most of them` : count < total ? `and ${(total - count).toLocaleString("en")} pages that were never used` : "";
+      const e = this.canvas(body, wide, Math.ceil(cells / columns) * size + (note ? 18 : 2), "Page map of the KV pool");
       this.cells = [];
       for (let i = 0; i < cells; i++) {
         const rect = svg(e, "rect", { x: (i % columns) * size + 1, y: Math.floor(i / columns) * size + 1, width: size - 2, height: size - 2, rx: 2 });
         const title = svg(rect, "title");
-        rect.addEventListener("click", () => { const uid = this.model.owner[i * group]; if (uid >= 0) this.select({ step: this.chosen ? this.chosen.step : undefined, uid }); });
+        rect.addEventListener("click", () => { const uid = this.seen.owner[i * group]; if (uid >= 0) this.select({ step: this.chosen ? this.chosen.step : undefined, uid }); });
         this.cells.push({ rect, title, cls: "", words: "" });
       }
-      if (group > 1) svg(e, "text", { class: "soft small", x: 0, y: Math.ceil(cells / columns) * size + 13 }, `a square is ${group} pages, in the colour of most of them`);
+      if (note) svg(e, "text", { class: "soft small", x: 0, y: Math.ceil(cells / columns) * size + 13 }, note);
     }
     const mine = this.chosenPages();
     for (let i = 0; i < cells; i++) {
@@ -321,7 +340,7 @@ export class Board {
       const who = owner[page], users = refs[page];
       const cls = (who === FREE ? "free" : who === RETIRING ? "retire" : who === CACHE ? (users ? "cache used" : "idle") : hue(who)) + (mine.has(page) ? " focus" : "");
       words = `page ${page}: ` + (who === FREE ? "free" : who === RETIRING ? "becomes free after the steps in flight" : who === CACHE ? `cached, ${plural(users, "user")}` : `request ${who}`);
-      const text = who === FREE ? "" : oneLine(this.wordsOf(page));
+      const text = who === FREE ? "" : oneLine(this.wordsOf(page, this.seen));
       this.paint(this.cells[i], cls, text ? `${words}\n${text}` : words);
     }
   }

@@ -2,7 +2,8 @@
 // It does what minisgl/trace/state.py and tree.py do, and keeps the last steps for the timeline. It draws nothing.
 
 export const FREE = -1, RETIRING = -2, CACHE = -3;
-const KEPT_STEPS = 600, KEPT_REQUESTS = 400, RATE_SECONDS = 5;
+export const KEPT_STEPS = 600;
+const KEPT_REQUESTS = 400, RATE_SECONDS = 5;
 const GRAMMAR_ERROR = "The grammar of the request";
 
 // ---- the tree of cached pages --------------------------------------------------------------------------------
@@ -28,6 +29,10 @@ export class Tree {
       nodes.push(node);
     }
     return tree;
+  }
+  copy() {
+    const nodes = this.nodes(), index = new Map(nodes.map((node, i) => [node, i]));
+    return Tree.from(nodes.map((node) => [index.get(node.parent) ?? -1, node.pages, node.users, node.step]));
   }
   lock(page, step, users = 1) {
     for (let node = this.endAt(page); node; node = node.parent) {
@@ -101,6 +106,7 @@ export class Model {
     this.refs = new Int32Array(spec.num_pages);
     this.serials = new Map(); // page -> the number of its last allocation: tells whether it still holds the same tokens
     this.numAllocations = 0;
+    this.highest = -1; // the last page that was ever used
     this.tree = new Tree();
     this.inFlight = [];
     this.retiring = [];
@@ -118,6 +124,21 @@ export class Model {
     this.now = 0;
     this.numAdmissions = this.numAdded = 0;
   }
+
+  // A model of the same state, which goes on by itself. It has no timeline, and does not know which step made a token.
+  copy() {
+    const to = new Model();
+    Object.assign(to, this, {
+      requests: new Map(), open: new Set(this.open), running: new Set(this.running), owner: this.owner.slice(), refs: this.refs.slice(),
+      serials: new Map(this.serials), tree: this.tree.copy(), inFlight: [...this.inFlight], retiring: [...this.retiring],
+      unlocks: [...this.unlocks], steps: [], stepAt: new Map(), pending: [...this.pending], totals: { ...this.totals }, rate: [], ttfts: [],
+      gaps: [], pageTokens: new Map(this.pageTokens),
+    });
+    for (const [uid, req] of this.requests) // ended requests change no more
+      to.requests.set(uid, req.reason ? req : { ...req, table: [...req.table], ids: req.ids && [...req.ids], made: [], how: [], chunks: [] });
+    return to;
+  }
+  countPool() { return { free: this.count(FREE), cached: this.count(CACHE), evictable: this.evictable(), retiring: this.count(RETIRING) }; }
 
   // Apply an event. Unknown events are ignored.
   apply(event) {
@@ -162,7 +183,8 @@ export class Model {
     this.retiring = event.retiring;
     this.unlocks = event.unlocks;
     this.pageTokens = new Map(event.tokens || []);
-    this.pool = { free: this.count(FREE), cached: this.count(CACHE), evictable: this.evictable(), retiring: this.count(RETIRING) };
+    this.pool = this.countPool();
+    this.highest = this.owner.findLastIndex((who) => who !== FREE);
   }
 
   // ---- requests ----
@@ -251,7 +273,7 @@ export class Model {
   // ---- pages ----
 
   on_allocate(event) {
-    event.pages.forEach((page, i) => { this.owner[page] = event.owners[i]; this.serials.set(page, ++this.numAllocations); this.pageTokens.delete(page); });
+    event.pages.forEach((page, i) => { this.owner[page] = event.owners[i]; this.serials.set(page, ++this.numAllocations); this.pageTokens.delete(page); if (page > this.highest) this.highest = page; });
     this.pending.push(event);
   }
   on_evict(event) {
@@ -413,42 +435,4 @@ export function median(values) {
   if (!values.length) return null;
   const sorted = [...values].sort((a, b) => a - b);
   return sorted[Math.floor((sorted.length - 1) / 2)];
-}
-
-// ---- words ----------------------------------------------------------------------------------------------------
-
-export const plural = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;
-const list = (words) => words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`;
-
-// One plain sentence on a step.
-export function explain(model, step) {
-  const decode = step.rows.filter((row) => row.kind === "decode"), verify = step.rows.filter((row) => row.kind === "verify");
-  const prefill = step.rows.filter((row) => row.kind === "prefill"), parts = [];
-  if (decode.length) parts.push(decode.length === 1 ? `request ${decode[0].uid} computed its next token` : `${decode.length} requests computed their next token together`);
-  for (const row of verify.slice(0, 2)) parts.push(`request ${row.uid} checked ${plural(row.drafts, "draft token")}` + (row.accepted === null ? "" : ` and kept ${row.accepted}`));
-  if (verify.length > 2) parts.push(`${verify.length - 2} more requests checked draft tokens`);
-  for (const row of prefill.slice(0, 3)) {
-    const cached = row.admitted && row.cached ? `, because ${row.cached} of its tokens were in the cache` : "";
-    parts.push(`request ${row.uid} computed ${row.cached || row.start ? "only " : ""}${plural(row.count, "prompt token")}${row.start && !cached ? ` from position ${row.start} on` : ""}${cached}`);
-  }
-  if (prefill.length > 3) parts.push(`${plural(prefill.length - 3, "more prompt")} computed`);
-  const retracted = step.events.filter((each) => each.event === "retract").map((each) => each.uid);
-  const evicted = step.events.filter((each) => each.event === "evict").reduce((sum, each) => sum + each.pages.length, 0);
-  let text = `In step ${step.s}, ${list(parts)}`;
-  if (retracted.length) text += `; ${retracted.length === 1 ? `request ${retracted[0]}` : `${retracted.length} requests`} had to give the pages back and wait again, because the pool was full`;
-  if (evicted) text += `; the cache gave up ${plural(evicted, "old page")} to make room`;
-  if (step.waiting.length) text += `; ${step.waiting.length === 1 ? `request ${step.waiting[0]} waits` : `${step.waiting.length} requests wait`} ${why(model, step)}`;
-  return text + ".";
-}
-
-// What the waiting requests of a step wait for.
-export function why(model, step) {
-  const options = model.header ? model.header.options : {}, rows = model.spec.max_running_requests || Infinity;
-  const admitted = step.rows.filter((row) => row.kind === "prefill").reduce((sum, row) => sum + row.count, 0);
-  const running = new Set([...step.rows.map((row) => row.uid)]).size;
-  if (running >= rows) return `for one of the ${rows} rows of the request pool`;
-  if (options.max_prefill_tokens && admitted >= options.max_prefill_tokens) return "because the step has no room for more prompt tokens";
-  const next = model.requests.get(step.waiting[0]), pool = step.pool;
-  if (next && pool && Math.ceil(model.length(next) / model.spec.page_size) > pool.free + pool.evictable) return "for free pages";
-  return "for the next step";
 }

@@ -26,7 +26,7 @@ export class Recording {
 export async function savePage(recording, transcript) {
   if (recording.lines.length < 2) return "Nothing has happened yet: there is nothing to save.";
   const get = async (name) => (await fetch(`live/page/${name}`)).text();
-  const [css, ...scripts] = await Promise.all(["live.css", "model.js", "draw.js", "replay.js"].map(get));
+  const [css, ...scripts] = await Promise.all(["live.css", "model.js", "history.js", "words.js", "draw.js", "replay.js"].map(get));
   const script = scripts.map((each) => each.replace(/^import .*\n/gm, "").replace(/^export /gm, "")).join("\n");
   const data = JSON.stringify({ lines: recording.lines, transcript }).replace(/</g, "\\u003c");
   // Only the files of this package are put in as they are. The data are JSON without "<".

@@ -1,6 +1,7 @@
-// A saved page: it replays the events that it contains, step by step. It is put behind model.js and draw.js.
+// A saved page: it replays the events that it contains, step by step. It is put behind the modules that it imports.
 
 import { Model } from "./model.js";
+import { History } from "./history.js";
 import { Board, html } from "./draw.js";
 
 const { lines, transcript } = JSON.parse(document.getElementById("data").textContent);
@@ -30,25 +31,27 @@ for (const turn of transcript) {
 if (!transcript.length) html(log, "p", "soft", "This recording has no chat.");
 const place = html(main, "section", "");
 place.id = "board";
-const model = new Model();
+const model = new Model(), history = new History(model);
 let chosen = null, at = 0, done = 0;
-const board = new Board(place, model, (what) => { chosen = what; board.draw(chosen); }, () => "");
+const board = new Board(place, model, history, (what) => { chosen = what; board.draw(chosen); }, () => "");
 
 function show(step) {
   at = Math.max(1, Math.min(step, ends.length - 1));
   if (ends[at] < done) done = 0; // the header begins anew
-  while (done < ends[at]) model.apply(recorded[done++]);
+  for (; done < ends[at]; done++) { model.apply(recorded[done]); history.add(recorded[done], lines[done]); }
   slider.value = at;
   where.textContent = model.steps.length ? `step ${model.steps.at(-1).s}` : "before the first step";
   board.draw(chosen);
 }
-slider.addEventListener("input", () => show(+slider.value));
-back.addEventListener("click", () => show(at - 1));
-next.addEventListener("click", () => show(at + 1));
+const move = (step) => { chosen = chosen && chosen.uid !== undefined ? { uid: chosen.uid } : null; show(step); };
+slider.addEventListener("input", () => move(+slider.value));
+back.addEventListener("click", () => move(at - 1));
+next.addEventListener("click", () => move(at + 1));
 document.addEventListener("keydown", (event) => {
   if (event.target === slider) return;
   const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 1, End: ends.length - 1 }[event.key];
-  if (to !== undefined) { event.preventDefault(); show(to); }
+  if (to !== undefined) { event.preventDefault(); move(to); }
+  if (event.key === "Escape") { chosen = null; board.draw(chosen); }
 });
 addEventListener("resize", () => board.draw(chosen));
 show(ends.length - 1);

@@ -1,7 +1,7 @@
 // What if: asks the server for two futures of the recorded run, and shows them side by side.
 
 import { Board, html } from "./draw.js";
-import { plural } from "./model.js";
+import { plural } from "./words.js";
 
 const CHOICES = [["scheduler", ["prefill_first", "mixed", "decode_first", "static"]], ["cache", ["radix", "naive"]], ["overlap", ["true", "false"]]];
 const NUMBERS = [["num_pages", "Pages in the pool"], ["page_size", "Page size"], ["max_prefill_tokens", "Prompt tokens a step"], ["max_running_requests", "Running requests"]];
@@ -36,7 +36,14 @@ export class WhatIf {
     at.placeholder = String(first);
     for (const [name] of NUMBERS) this.fields.get(name).placeholder = String(spec[name] ?? options[name] ?? "");
   }
-  async ask() {
+  // Ask with these values in the fields. `found` is called with the answer.
+  async askFor(values, found) {
+    this.root.open = true;
+    for (const [name, e] of this.fields) e.value = values[name] ?? "";
+    this.root.scrollIntoView({ block: "nearest" });
+    await this.ask(found);
+  }
+  async ask(show = () => {}) {
     const body = { at: this.model.steps.length ? this.model.steps[0].s : 0 };
     for (const [name, e] of this.fields) if (e.value !== "") body[name] = e.type === "number" ? Math.trunc(+e.value) : e.value === "true" ? true : e.value === "false" ? false : e.value;
     this.go.disabled = true;
@@ -45,7 +52,7 @@ export class WhatIf {
     try {
       const found = await this.server.json("live/what-if", body);
       if (found.error) this.say(found.error, true);
-      else this.show(found);
+      else { this.show(found); show(found); }
     } catch (error) { this.say(error.message, true); }
     this.go.disabled = false;
   }

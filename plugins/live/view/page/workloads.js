@@ -1,4 +1,4 @@
-// The workloads of the course, as requests of this page.
+// The workloads of the course. The prompts of one burst are one HTTP request: a browser opens only six connections.
 
 import { events } from "./stream.js";
 
@@ -7,50 +7,70 @@ const SENTENCES = {
   sailing: "Check the wind before you leave the harbour. Keep the lines coiled, because a loose line trips. Reef the sail before the storm comes. Watch the tide before you anchor. ",
 };
 const QUESTIONS = ["What comes first?", "What is dangerous?", "Say it in five words.", "What do I need?", "Why?", "What did I forget?", "Is there a rule?", "What would a teacher say?"];
+const MAX_REQUESTS = 128, SMALL_POOL_REQUESTS = 12;
 const handbook = (kind, times) => `You answer questions about this handbook. ${SENTENCES[kind].repeat(times)}`;
-const chat = (system, question, more) => ({ messages: [...(system ? [{ role: "system", content: system }] : []), { role: "user", content: question }], ...more });
+const chat = (system, question) => [...(system ? [{ role: "system", content: system }] : []), { role: "user", content: question }];
+const student = (i, times) => chat(handbook(i % 2 ? "sailing" : "cooking", times), QUESTIONS[(i >> 1) % QUESTIONS.length]);
+const range = (from, to, make) => Array.from({ length: to - from }, (_, i) => make(from + i));
 
-// Return [the requests, what to watch], or [null, why it can't run here].
+// Return {bursts: [{delay, chats or prompts, …}], words, smallPool}. With `smallPool`, the pool of this server is too large
+// to be filled from a page: the bursts run, and then the simulated engine repeats them with a pool of that many pages.
 export function workload(name, spec) {
   const room = spec.max_seq_len || 1024, times = Math.max(1, Math.min(8, Math.floor(room / 160)));
+  const more = { temperature: 0.8, seed: 1 };
   if (name === "class")
-    return [Array.from({ length: 16 }, (_, i) => [i * 60, chat(handbook(i % 2 ? "sailing" : "cooking", times), QUESTIONS[(i >> 1) % QUESTIONS.length], { max_tokens: 40, temperature: 0.8, seed: i })]),
-      "Sixteen students ask about two handbooks. Watch the tree: each handbook is there once, and all its readers share its pages. Too fast? Choose a delay, and press it again."];
+    return { bursts: [{ delay: 0, chats: range(0, 2, (i) => student(i, times)), max_tokens: 40, ...more }, { delay: 400, chats: range(2, 16, (i) => student(i, times)), max_tokens: 40, ...more }],
+      words: "Sixteen students ask about two handbooks. The first two are computed (orange). The others begin with the same handbooks, so they find them in the cache (green), and all use the same pages: the tree has each handbook once, with its users." };
   if (name === "long")
-    return [[...Array.from({ length: 6 }, (_, i) => [0, chat("", QUESTIONS[i], { max_tokens: 80, temperature: 0.8, seed: i })]),
-      [700, chat(`${Date.now() % 9973} ${handbook("cooking", Math.max(2, Math.floor(room / 60)))}`.slice(0, room * 2), "What comes first?", { max_tokens: 20 })]],
-      "Six short requests are answered when a long prompt comes. Watch the timeline: while the prompt is computed, do the others get their next token? What if the policy were mixed, with 64 prompt tokens a step?"];
-  const tokens = spec.num_pages * spec.page_size, each = Math.max(16, Math.floor(room / 2));
-  const count = Math.ceil(1.6 * tokens / each);
-  if (count > 128) return [null, `The pool holds ${tokens.toLocaleString("en")} tokens, which is too much to fill from a page. Start the server with num_pages=64 and try again, or run A class of 16 and ask what if the pool had 40 pages.`];
-  return [Array.from({ length: count }, (_, i) => [i * 30, { prompt: `${i} ${QUESTIONS[i % QUESTIONS.length]}`, max_tokens: Math.max(1, each - 32), ignore_eos: true, temperature: 0.8, seed: i }]),
-    "More requests than the pool can hold. Watch the page map fill, and the queue: a request that gets no page is retracted, and waits again."];
+    return { bursts: [{ delay: 0, chats: range(0, 6, (i) => chat("", QUESTIONS[i])), max_tokens: 80, ...more },
+                      { delay: 700, chats: [chat(`${Date.now() % 9973} ${handbook("cooking", Math.max(2, Math.floor(room / 60)))}`.slice(0, room * 2), "What comes first?")], max_tokens: 20 }],
+      words: "Six short requests are answered when a long prompt comes. Watch the timeline: while the prompt is computed, do the others get their next token? What if the policy were mixed, with 64 prompt tokens a step?" };
+  const size = spec.page_size, each = Math.max(16, Math.floor(room / 2)), needed = Math.ceil((1.6 * spec.num_pages * size) / each);
+  const long = (count, tokens) => ({ delay: 0, prompts: range(0, count, (i) => `${i} ${QUESTIONS[i % QUESTIONS.length]}`), max_tokens: tokens, ignore_eos: true, ...more });
+  if (needed <= Math.min(MAX_REQUESTS, spec.max_queued || MAX_REQUESTS))
+    return { bursts: [long(needed, Math.max(1, each - 32))],
+      words: "More requests than the pool can hold. Watch the page map fill, and the queue: a request that gets no page is retracted, and waits again." };
+  const tokens = Math.max(8, Math.min(200, each - 32)), smallPool = Math.ceil((0.4 * SMALL_POOL_REQUESTS * (tokens + 16)) / size);
+  return { bursts: [long(SMALL_POOL_REQUESTS, tokens)], smallPool,
+    words: `The pool of this server holds ${(spec.num_pages * size).toLocaleString("en")} tokens, more than a page can fill. ` };
 }
 
 export class Workload {
   constructor(server, chat) { Object.assign(this, { server, chat, control: null, open: 0, changed: () => {} }); }
-  start(requests) {
+  // Send the bursts. Return whether all of them were answered.
+  async start(bursts) {
     this.stop();
     const control = (this.control = new AbortController());
-    let failed = "";
-    this.open = requests.length;
-    for (const [delay, body] of requests) {
-      const run = async () => {
-        await new Promise((done) => setTimeout(done, delay));
-        if (control.signal.aborted) return;
-        const id = this.chat.newId(), headers = { "X-Request-Id": id };
-        if (body.messages) this.chat.follow(`chatcmpl-${id}`, body.messages);
-        const response = await this.server.fetch(body.messages ? "v1/chat/completions" : "v1/completions", { ...body, stream: true }, { headers, signal: control.signal });
-        for await (const _ of events(response)) { /* only its work is wanted */ }
-      };
-      run().catch((error) => { if (error.name !== "AbortError") failed = error.message; }).finally(() => {
-        if (this.control !== control) return;
-        this.open--;
-        if (!this.open) this.control = null;
-        this.changed(failed);
-      });
-    }
+    this.open = bursts.length;
     this.changed("");
+    let failed = "", ended = true;
+    try {
+      const ready = [];
+      for (const burst of bursts) ready.push(await this.prepare(burst, control.signal));
+      await Promise.all(ready.map((each) => this.send(each, control.signal).finally(() => { if (this.control === control) { this.open--; this.changed(""); } })));
+    } catch (error) {
+      ended = false;
+      if (error.name !== "AbortError") failed = error.message;
+    }
+    if (this.control === control) { this.control = null; this.open = 0; this.changed(failed); }
+    return ended;
+  }
+  // Apply the chat template, whose tokens also tell which words a page holds.
+  async prepare({ delay, chats, prompts, ...body }, signal) {
+    if (!chats) return { delay, texts: null, body: { ...body, prompt: prompts } };
+    const found = await Promise.all(chats.map((messages) => this.server.json("tokenize", { messages, return_token_strs: true }, { signal })));
+    return { delay, texts: found.map((each) => each.token_strs || []), body: { ...body, prompt: found.map((each) => each.tokens) } };
+  }
+  async send({ delay, texts, body }, signal) {
+    await new Promise((done) => setTimeout(done, delay));
+    if (signal.aborted) throw new DOMException("stopped", "AbortError");
+    const id = this.chat.newId();
+    if (texts) this.chat.follow(`cmpl-${id}`, texts);
+    const response = await this.server.fetch("v1/completions", { ...body, stream: true }, { headers: { "X-Request-Id": id }, signal });
+    for await (const data of events(response)) { // only its work is wanted
+      const error = data !== "[DONE]" && JSON.parse(data).error;
+      if (error) throw new Error(error.message);
+    }
   }
   stop() {
     if (this.control) this.control.abort();
