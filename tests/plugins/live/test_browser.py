@@ -45,7 +45,7 @@ def browser() -> Iterator[Chrome]:
 @pytest.fixture(scope="module")
 def server(browser: Chrome) -> Iterator[Server]:
     """Start a server; without a browser, none."""
-    with Server("model=tutor", "num_pages=128") as started:
+    with Server("model=tutor", "num_pages=8192") as started:  # more than a page can fill
         yield started
 
 
@@ -90,7 +90,7 @@ def send(browser: Chrome, text: str, answers: int) -> None:
 
 
 def test_chat_streams_and_shows_its_cached_prefix(page: Chrome) -> None:
-    """The follow-up finds the first turn in the cache; a token lights up its step; HTML stays text."""
+    """The follow-up finds the first turn in the cache; a token shows its step as it was; HTML stays text."""
     send(page, LONG + "<script>alert(1)</script><img src=x onerror=alert(2)>", 1)
     assert page.find_elements("css selector", "#turns script, #turns img, #board script") == []
     assert "<script>alert(1)</script>" in page.find_element("css selector", ".turn.user").text
@@ -118,8 +118,26 @@ def test_chat_streams_and_shows_its_cached_prefix(page: Chrome) -> None:
     words = page.find_element("css selector", ".panel.step").text
     assert f"Step {made}" in words
     assert f"Request {uid}: " in words
-    assert page.find_elements("css selector", ".pages rect.focus") or "pages" in words
+    assert page.find_elements("css selector", ".pages rect.focus")
     assert "log " in page.find_element("id", "token").text
+    assert f"as they were when step {made} was launched" in page.find_element("id", "past").text
+    heads = "[...document.querySelectorAll('.panel.past h2')].map((head) => head.textContent)"
+    tree, pages, requests = page.execute_script(f"return {heads}")
+    assert f"Radix tree at step {made}: " in tree
+    assert f"Page map at step {made}: " in pages
+    assert requests == f"Requests at step {made}: 1 running, 0 waiting"
+    assert page.find_element("css selector", f".queue .chip[aria-label='Request {uid}']")
+    page.find_element("id", "follow").click()
+    wait(page, "document.getElementById('past').hidden && !document.querySelector('.panel.past')")
+    assert "0 running" in wait(page, "document.getElementById('panel-queue').textContent")
+    page.execute_script(  # as if the step had been long ago
+        "const { model, history } = window.minisglLive; history.parts = []; history.last = null;"
+        "model.stepAt.delete(arguments[0])", made,
+    )  # fmt: skip
+    tokens[2].click()
+    wait(page, "!document.getElementById('past').hidden")
+    assert "no longer kept" in page.find_element("id", "past").text
+    assert f"no longer has step {made}" in page.find_element("css selector", ".panel.step").text
 
 
 def test_two_tabs_share_a_batch(page: Chrome, server: Server) -> None:
@@ -240,3 +258,21 @@ def test_what_if(page: Chrome) -> None:
     page.execute_script("document.querySelector('#what-if form').at.value = 999999; " + asks, "")
     wait(page, "document.querySelector('#what-if .bad')")
     assert "has the steps" in page.find_element("css selector", "#what-if .bad").text
+
+
+def test_workloads(page: Chrome) -> None:
+    """A whole class is in one batch, and no cache would be slower. A what-if makes a pool too large to fill small."""
+    page.find_element("css selector", "#workloads [data-workload=class]").click()
+    words = wait(page, "document.getElementById('found-class').textContent")
+    assert "prompt tokens came from the cache" in words
+    assert page.execute_script("return Math.max(...window.minisglLive.model.steps.map((step) => step.rows.length))") > 8
+    tree = page.find_element("css selector", ".panel.tree").text
+    assert tree.count("system: You answer questions") == 2, tree
+    page.find_element("id", "what-if-naive").click()
+    assert "would be" in wait(page, "document.getElementById('found-what-if').textContent")
+    page.find_element("css selector", "[data-workload=pool]").click()
+    assert "more than a page can fill" in page.find_element("id", "message").text
+    row = "[...document.querySelectorAll('.futures tr')].find((row) => row.cells[0].textContent === 'retractions')"
+    wait(page, f"document.querySelector('.futures').textContent.includes('num_pages=') && {row}")
+    was, would = page.execute_script(f"const row = {row}; return [row.cells[1].textContent, row.cells[2].textContent]")
+    assert int(was) == 0 < int(would)
