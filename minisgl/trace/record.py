@@ -41,7 +41,7 @@ def header(config: Config, spec: EngineSpec) -> ev.Header:
         {"path": word, **({"sha256": hashlib.sha256(Path(word).read_bytes()).hexdigest()} if _is_file(word) else {})}
         for word in config.plugins
     ]
-    sizes = {f.name: getattr(spec, f.name) for f in fields(spec) if f.name != "groups"}  # a trace knows one group
+    sizes = {f.name: int(getattr(spec, f.name)) for f in fields(spec) if f.name != "groups"}  # a trace knows one group
     return ev.Header(version=ev.VERSION, minisgl=__version__, spec=sizes, options=options, plugins=plugins)
 
 

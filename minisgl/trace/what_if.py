@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 import numpy as np
@@ -339,7 +339,7 @@ class _Replay:
         old, spec = self.scheduler, self.trace.spec
         sizes = {name: getattr(self.new_config, name) for name in SIZES if name in names}
         self._base = old.next_step_id
-        spec = EngineSpec(**{**{name: getattr(spec, name) for name in (*SIZES, "vocab_size")}, **sizes})
+        spec = replace(spec, **sizes)
         self.future.spec, self.future.restarted, self.future.departs = spec, True, self.at
         self.future.events.clear()
         self._ends.clear()

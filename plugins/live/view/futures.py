@@ -32,6 +32,7 @@ MAX_BYTES = 3 << 30
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 LEAD, SHOWN = 6, 120
 """Steps before the change that are shown, and all shown steps of a future."""
+_PACE = b'{"event":"pace"'  # the only events of a recording that a trace does not have
 _NAME = re.compile(r"[a-z0-9_]{1,40}")
 _LIMITS = {
     "page_size": 4096,
@@ -137,10 +138,7 @@ def answer(question: Question) -> dict[str, Any]:
 
 def recording(lines: bytes, tokens: Tokens) -> Trace:
     """Return the trace of what the API server recorded, with the token ids."""
-    events: list[Any] = []
-    for line in lines.splitlines():
-        with contextlib.suppress(msgspec.ValidationError):  # an event that is not of a trace, such as pace
-            events.append(ev.decoder.decode(line))
+    events: list[Any] = [ev.decoder.decode(line) for line in lines.splitlines() if not line.startswith(_PACE)]
     header = msgspec.structs.replace(events[0], hidden_tokens=False)
     if isinstance(events[1], ev.Now) and not events[1].step and not events[1].added:
         del events[1]  # a whole run
