@@ -13,6 +13,7 @@ from pathlib import Path
 
 from minisgl.chapters.lab.arena.play import BASELINES, Played
 from minisgl.chapters.lab.child import ChildError, ask_child
+from minisgl.config import ConfigError
 from minisgl.testing.serving import scaled_timeout
 from minisgl.trace.draw.svg import Picture
 
@@ -46,12 +47,19 @@ class Entry:
 
 
 def match(kind: str, files: Sequence[str], seed: int) -> Iterator[Entry]:
-    """Play the baselines and ``files``, one after another, and yield each entry when it has played."""
+    """Play the baselines and ``files``, one after another, and yield each entry when it has played.
+
+    Raise `ConfigError` if the reference can't play: without it, there is no scale.
+    """
     entries = [(name, False) for name in BASELINES[kind]] + [(file, True) for file in files]
     reference: list[Played] = []
     for name, own in sorted(entries, key=lambda entry: entry[0] != REFERENCE[kind]):
         entry = _played(kind, name, own, seed)
-        reference = reference or entry.played
+        if not reference:
+            if not entry.played:
+                raise ConfigError(f"arena: the shipped {entry.name} could not play, so there is no scale: {entry.out}. "
+                                  "Is the machine too busy?")  # fmt: skip
+            reference = entry.played
         scored = SCORED[kind][0]
         pairs = zip(entry.played, reference, strict=True) if entry.played else ()
         entry.scores = [max(getattr(mine, scored), 1e-9) / getattr(other, scored) for mine, other in pairs]

@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+
+import psutil
 
 from minisgl.chapters.lab.grader.calibration import slowness
 from minisgl.chapters.lab.grader.diagnosis import diagnose
@@ -119,24 +122,47 @@ def search(
     return run_search
 
 
+def computing_since() -> Callable[[], float]:
+    """Return a function that returns how much processor time this thread and threads started later got since now.
+
+    The other threads of the process, which are left from earlier code, do not count while they are alive.
+    """
+    own = threading.get_native_id()
+    others = {number for number in thread_seconds() if number != own}
+
+    def of_others() -> float:
+        return sum(seconds for number, seconds in thread_seconds().items() if number in others)
+
+    began = time.process_time() - of_others()
+    return lambda: time.process_time() - of_others() - began
+
+
+def thread_seconds() -> dict[int, float]:
+    """Return the processor time of each thread of this process, by the thread's number in the operating system."""
+    with contextlib.suppress(psutil.Error, OSError):  # a sandbox may hide the threads
+        return {thread.id: thread.user_time + thread.system_time for thread in psutil.Process().threads()}
+    return {}
+
+
 @contextlib.contextmanager
 def alarm(computing: float, waiting: float, most: float) -> Iterator[None]:
     """Raise `TimedOut` in the main thread: after ``computing`` s of processor time, or ``waiting`` s of waiting.
 
     ``computing`` is the limit of an idle machine; on a slow one it is higher.
 
-    Code on a busy machine gets little processor time without waiting. So the main thread is looked at every
-    ``waiting`` s: if it got more than `COMPUTING_SHARE` of that time, it goes on, for up to ``most`` seconds. Threads
-    that other code left behind do not count.
+    Code on a busy machine gets little processor time without waiting. So the code is looked at every ``waiting`` s: if
+    it got more than `COMPUTING_SHARE` of that time, it goes on, for up to ``most`` seconds. The threads that it has
+    started, such as the ranks of a workload, count too. Threads that other code left behind do not.
     """
     most = max(most, 0.1)
     waiting = min(waiting, most)
-    began = used = time.thread_time()
+    computed = computing_since()
+    used = 0.0
     begun = time.process_time()
 
     def ring(number: int, frame: Any) -> None:
         nonlocal used
-        before, used = used, time.thread_time()
+        before, used = used, computed()
         left = until - time.monotonic()
         if number == signal.SIGALRM and left > 0 and used - before > COMPUTING_SHARE * waiting:
             signal.setitimer(signal.ITIMER_REAL, min(left, waiting))
@@ -146,7 +172,7 @@ def alarm(computing: float, waiting: float, most: float) -> Iterator[None]:
             if spent < allowed:  # the machine is slow now, not the code
                 signal.setitimer(signal.ITIMER_PROF, max(allowed - spent, 0.05))
                 return
-        spent = used - began
+        spent = used
         if number == signal.SIGALRM and used - before <= COMPUTING_SHARE * waiting:
             raise TimedOut(f"It waited: in the last {waiting:.0f} s it computed for {used - before:.2f} s")
         raise TimedOut(f"It was stopped after {spent:.1f} s of processor time for one workload")

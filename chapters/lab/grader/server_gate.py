@@ -76,7 +76,8 @@ def wait_for_start(server: Any) -> str | None:
             return "hangs"
         now, total, said = time.monotonic(), sum(used), len(server.log())
         began, before, lines = quiet[0]
-        if total - before > QUIET_SHARE * QUIET_SECONDS or said != lines:
+        # A process that ends, such as a compiler, takes its processor time with it: the server goes on after it.
+        if total < before or total - before > QUIET_SHARE * QUIET_SECONDS or said != lines:
             quiet[0] = now, total, said
         elif now - began > scaled_timeout(QUIET_SECONDS):
             return "hangs"

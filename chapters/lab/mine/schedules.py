@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from minisgl.chapters.lab.child import end_family
 from minisgl.chapters.lab.mine.engine import OwnPart, parts_of
 from minisgl.testing.serving import scaled_timeout
 
@@ -75,7 +76,9 @@ def run_schedules(
     request = {"files": [str(part.path) for part in engine.used], "words": words, "numbers": numbers, "seed": seed}
     command = [sys.executable, "-m", "minisgl.chapters.lab.mine.schedules"]
     started, done, estimated = time.monotonic(), 0, False
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as p:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(os.environ), start_new_session=True
+    ) as p:
         try:
             assert p.stdin is not None and p.stdout is not None
             p.stdin.write(json.dumps(request))
@@ -90,8 +93,6 @@ def run_schedules(
                     text = f"It was not done after {scaled_timeout(SILENT_SECONDS):.0f} s, and its process was ended."
                     return Held(done, seed, time.monotonic() - started, numbers[done], text)
                 if not line:
-                    if done == len(numbers):
-                        return Held(done, seed, time.monotonic() - started)
                     text = "The process that runs the schedules has ended."
                     return Held(done, seed, time.monotonic() - started, numbers[done], text)
                 message = json.loads(line)
@@ -99,6 +100,8 @@ def run_schedules(
                     return Held(done, seed, time.monotonic() - started, message["failed"], message["text"])
                 done = message["done"]
                 now = time.monotonic()
+                if done == len(numbers):  # the end of the process shows nothing more, and may never come
+                    return Held(done, seed, now - started)
                 begun = begun or now
                 if done == FIRST and not estimated and runs > FIRST:
                     estimated = True
@@ -108,7 +111,7 @@ def run_schedules(
                     reported = now
                     say(f"{done:,} of {runs:,} schedules, {(now - begun) / done * (runs - done):.0f} s left")
         finally:
-            p.kill()
+            end_family(p)
 
 
 def _read(stream: Any, lines: queue.Queue[str]) -> None:

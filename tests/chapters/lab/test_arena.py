@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,8 +13,10 @@ from minisgl.chapters.lab.arena import match as arena
 from minisgl.chapters.lab.arena.match import Entry, draw_match, match, table
 from minisgl.chapters.lab.arena.traces import KINDS, traces_of
 from minisgl.chapters.lab.catalog import find
+from minisgl.chapters.lab.child import ChildError
 from minisgl.chapters.lab.cli import main
 from minisgl.chapters.lab.skeletons import skeleton, solution
+from minisgl.config import ConfigError
 
 from .test_solutions import write
 
@@ -83,6 +86,17 @@ def test_the_command(tmp_path: Path, few: None, capsys: pytest.CaptureFixture[st
     ET.fromstring((tmp_path / "arena_cache.svg").read_text())
     with pytest.raises(SystemExit, match="2"):
         main(["arena", "cache", str(tmp_path / "none.py")])
+
+
+def test_without_the_reference_there_is_no_scale(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is too slow for the reference gives no scores, instead of scores on another scale."""
+
+    def ask(module: str, request: dict[str, Any], seconds: float) -> Any:
+        raise ChildError("it was not done after 120 s")
+
+    monkeypatch.setattr(arena, "ask_child", ask)
+    with pytest.raises(ConfigError, match=r"mixed could not play.* 120 s.*busy"):
+        list(arena.match("policy", ["my_policy.py"], 1))
 
 
 def test_entries_are_sorted_by_their_score() -> None:

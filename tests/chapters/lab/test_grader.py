@@ -480,6 +480,31 @@ def test_alarm_counts_waiting_and_not_a_busy_machine() -> None:
         compute(10)
 
 
+def test_alarm_counts_the_threads_of_the_workload() -> None:
+    """Ranks are threads, for which the main thread waits: ranks that compute are no code that waits."""
+
+    def ranks(work: Callable[[], object]) -> None:
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(0.1)
+
+    with alarm(100.0, 0.4, 100.0):
+        ranks(lambda: compute_thread(0.1))
+    stop = threading.Event()
+    with pytest.raises(TimedOut, match="It waited"), alarm(100.0, 0.4, 100.0):
+        ranks(stop.wait)
+    stop.set()
+
+
+def compute_thread(seconds: float) -> None:
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
 def test_verdict_length() -> None:
     """A verdict has at most fifteen lines, whatever the length of its texts."""
     verdict = Verdict("plan", "says").fail(
@@ -851,6 +876,11 @@ def test_start_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = iter(range(10**6))
     monkeypatch.setattr(server_gate, "processor_seconds", lambda pid: [0.13 * next(slow), 0.0])
     monkeypatch.setattr(server_gate, "slowness", lambda: 40.0)
+    assert server_gate.wait_for_start(StartingServer()) == "slow"
+    turns = iter(range(10**6))  # a compiler ends, with its processor time, and the server works on
+    monkeypatch.setattr(
+        server_gate, "processor_seconds", lambda pid: [1.0, 300.0] if (n := next(turns)) < 3 else [0.13 * n]
+    )
     assert server_gate.wait_for_start(StartingServer()) == "slow"
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from minisgl.chapters.lab.arena import play
 from minisgl.chapters.lab.catalog import find, labs
+from minisgl.chapters.lab.child import ChildError, ask_child
 from minisgl.chapters.lab.cli import main
 from minisgl.chapters.lab.folder import Folder
 from minisgl.chapters.lab.grader.grade import fingerprint
@@ -173,6 +176,68 @@ def test_promises_under_random_schedules(tmp_path: Path) -> None:
     held = run_schedules(parts, 40, 7, say=said.append)
     assert held.held and held.runs == 40, held.text
     assert re.match(r"40 schedules take about \d+ s more", said[0])
+
+
+STAYS = """
+import atexit, pathlib, subprocess, sys, time
+
+if "minisgl.chapters.lab.mine.schedules" in " ".join(sys.orig_argv):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    pathlib.Path(__file__).with_suffix(".pid").write_text(str(child.pid))
+    atexit.register(time.sleep, 600)
+"""
+
+
+def test_a_process_that_never_ends(tmp_path: Path) -> None:
+    """The last schedule decides, and no process of the student's code is left."""
+    lab = find("policy")
+    parts = own_parts(finish(tmp_path, ["policy"], solution(lab) + STAYS))
+    held = run_schedules(parts, 2, 7, say=lambda text: None)
+    assert held.held and held.runs == 2, held.text
+    assert ended(int((tmp_path / lab.file).with_suffix(".pid").read_text()))
+
+
+def ended(pid: int) -> bool:
+    """Return whether a process ends within some seconds. A process that its parent does not reap has ended, too."""
+    until = time.monotonic() + scaled_timeout(20)
+    while time.monotonic() < until:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_child_ends_with_its_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that a child starts keep no answer waiting, and end with it."""
+    (tmp_path / "family.py").write_text(
+        "import json, subprocess, sys, time\n"
+        "request = json.load(sys.stdin)\n"
+        "own = {'start_new_session': True} if request['stay'] else {}\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], **own)\n"
+        "open(request['pid'], 'w').write(str(child.pid))\n"
+        "print(json.dumps({'answer': 1}), flush=True)\n"
+        "time.sleep(600 if request['stay'] else 0)\n"
+    )
+    pid, env = tmp_path / "pid", {"PYTHONPATH": str(tmp_path)}
+    assert ask_child("family", {"pid": str(pid), "stay": False}, scaled_timeout(60), env) == {"answer": 1}
+    assert ended(int(pid.read_text()))
+    pid.unlink()
+    real = subprocess.Popen.wait
+
+    def wait_for_the_family(self: subprocess.Popen[str], timeout: float | None = None) -> int:
+        if timeout is None:
+            return real(self)
+        while self.poll() is None and not (pid.exists() and pid.read_text()):
+            time.sleep(0.05)
+        raise subprocess.TimeoutExpired(self.args, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", wait_for_the_family)
+    with pytest.raises(ChildError, match="it was not done after"):
+        ask_child("family", {"pid": str(pid), "stay": True}, 5.0, env)
+    assert ended(int(pid.read_text()))
 
 
 def test_a_schedule_that_fails_is_found_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
