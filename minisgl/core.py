@@ -130,6 +130,8 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: tuple[PromptRange, ...] = ()  # at most one for each prefill chunk, in the order of the rows
     late_sampling: bool = False  # whether sampling waits for `Engine.sample`
     rounds: int = 1  # how often each verification row is computed; the counts above are those of the first round
+    state_loads: tuple[I32, I32] | None = None  # (slot, req_pool_idx): states copied before the forward pass
+    state_saves: tuple[I32, I32, I32] | None = None  # (row, position, slot): states copied when a row gets there
 
     @property
     def rows(self) -> int:
@@ -261,11 +263,9 @@ class EngineSpec:
         limit = self.max_tokens_per_request
         if num_prompt_tokens + max_tokens > limit:
             limited_by = "the model's context" if limit == self.max_seq_len else "the KV pool"
-            text = (
-                f"The prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}: together more than "
-                f"{limited_by} can hold."
-            )
-            raise too_long("prompt" if num_prompt_tokens >= limit else "max_tokens", limit, text)
+            text = f"The prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}: together more than "
+            name = "prompt" if num_prompt_tokens >= limit else "max_tokens"
+            raise too_long(name, limit, f"{text}{limited_by} can hold.")
 
 
 class Engine(Protocol):

@@ -158,6 +158,10 @@ class ModelRunner:
         if self.rank == 0:  # other ranks receive rank 0's sampled tokens and keep no sampling state
             self.sampler.admit(step.admissions)
         self.inputs.update_page_table(step)
+        if step.state_loads is not None:
+            slots, rows = (indices.long() for indices in self.inputs.upload(step.state_loads))
+            for state in self.ctx.states:
+                state[rows] = state[slots]
 
     def forward(self, step: Step) -> Forward:
         """Launch the forward pass of a step: prepare its inputs, run the model, compute logits."""
@@ -169,7 +173,7 @@ class ModelRunner:
         plan = self.plan_sampling(step)
         tokens, batch = self.inputs.build(step)
         self.attention.plan(batch)
-        self.ctx.batch = batch
+        self.ctx.batch, self.ctx.state_saves = batch, step.state_saves
         sampling = None if plan is None else self.inputs.sampling_inputs(step, plan, batch)
         prompt = self.inputs.prompt_positions(step) if step.prompt_logprobs else None
         indices: Tensor | None

@@ -234,10 +234,13 @@ def allocate_states(
         why = f"graph={graph}: graphs record no states. Use graph=none."
     if why:
         raise ConfigError(f"{what}, which excludes {why}")
-    slots = config.max_running_requests + 1
+    snapshots = getattr(config.cache, "snapshots", 0)
+    slots = config.max_running_requests + 1 + snapshots
     states = [torch.zeros((slots, *shape), dtype=dtype, device=device) for shape, dtype in shapes]
     gib = sum(state.nbytes for state in states) / 2**30
-    log.info("%s: %d slots of %.1f MiB (%.2f GiB). No prefix is reused.", what, slots, gib * 2**10 / slots, gib)
+    log.info("%s: %d slots of %.1f MiB (%.2f GiB)", what, slots, gib * 2**10 / slots, gib)
+    if not snapshots:
+        log.info("no prefix is reused, because its pages hold no state: see cache=states")
     return states
 
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from minisgl.attention import AttentionBackend, AttnBatch
 from minisgl.config import ConfigError
+from minisgl.core import I32
 from minisgl.distributed import Communicator
 from minisgl.kvcache.pool import KVPool
 
@@ -38,8 +39,10 @@ class Context:
     """Returns the part of a group, which is built for the first layer that needs it: ``ctx.part("moe")``."""
     pool: KVPool | None = None
     states: list[torch.Tensor] = field(default_factory=list)
-    """The recurrent states, set with ``pool``: those of `Model.state_shapes`, each [request-pool rows, *shape]."""
+    """The recurrent states, set with ``pool``: those of `Model.state_shapes`, each [slots, *shape]. The first slots are
+    those of the request-pool rows and of the scratch row; further ones hold copies, which only `Step` names."""
     batch: AttnBatch | None = None  # the rows of the step that runs, for layers with a state
+    state_saves: tuple[I32, I32, I32] | None = None  # `Step.state_saves` of this step, which the layers carry out
     weights: torch.device | None = None
     """Where `parameter` allocates, if not on ``device``: torch's meta device, which has no memory, if a converter gives
     the layers other weights before they are loaded."""

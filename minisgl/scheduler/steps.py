@@ -46,6 +46,7 @@ class StepBuilder:
     def __init__(self, cache_manager: CacheManager, speculation: Speculation | None):
         self.cache_manager, self.request_table = cache_manager, cache_manager.request_table
         self.speculation = speculation
+        self._with_states = getattr(cache_manager, "with_states", None)  # of a cache that keeps recurrent states
         self._keeps_tokens = speculation is not None and speculation.engine_drafts
 
     def build(
@@ -104,7 +105,7 @@ class StepBuilder:
             late_sampling=late_sampling,
             rounds=rounds,
         )
-        return step, reqs
+        return step if self._with_states is None else self._with_states(step, reqs), reqs
 
 
 def _input_ids(reqs: Sequence[Req], starts: I32, num_tokens: I32, num_decode: int, drafts: Drafts) -> I32:

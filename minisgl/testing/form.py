@@ -27,6 +27,8 @@ def digest(step: Step) -> bytes:
         step.num_sampled_tokens,
         step.input_ids,
         *step.page_table_updates,
+        *(step.state_loads or ()),
+        *(step.state_saves or ()),
         *(wanted.targets for wanted in step.prompt_logprobs),
     ]
     for admission in step.admissions:

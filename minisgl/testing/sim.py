@@ -164,6 +164,8 @@ class SimEngine:
         check_form(step, self.spec)
         self._apply_admissions(step, launched.read)
         self._apply_page_table_updates(step)
+        if self._states is not None:
+            self._states.load(step)
         rows = self._rows(step)
         self._check_owners(step, rows, launched.read)
         for row in rows:
@@ -189,6 +191,8 @@ class SimEngine:
             if row.stream.params.logprobs is not None and row.num_sampled:
                 chosen = zip(prefixes[: row.accepted], sampled, strict=False)
                 logprobs[row.index] = tuple(Logprobs(score(prefix, token)) for prefix, token in chosen)
+        if self._states is not None:
+            self._states.save(step, rows)
         self._count(rows)
         self._count_rounds(later_rows)
         self.counts.later_rounds += step.rounds - 1

@@ -118,8 +118,11 @@ def run(seed: int, speculation: str | None = None, windows: bool = False, states
         spec = _with_groups(seed, spec, options["max_prefill_tokens"])
         drive = WindowDrive(spec, make_plugin("cache", "groups", spec=spec), **options)
     elif states:
-        spec = replace(spec, has_states=True)
-        drive = Drive(spec, make_plugin("cache", cache, page_size=page_size), **options)
+        spec, sizes = replace(spec, has_states=True), Random(f"states {seed}")
+        kept = {"snapshots": sizes.choice([1, 2, 5, 30]), "spacing": page_size * sizes.choice([1, 2, 5])}
+        cache = sizes.choice(["naive", "radix", "states", "states", "states"])
+        arguments = {"spec": spec, **kept} if cache == "states" else {"page_size": page_size}
+        drive = Drive(spec, make_plugin("cache", cache, **arguments), **options)
     else:
         drive = KVEventsDrive(
             spec,

@@ -1,8 +1,7 @@
 """Qwen3-Next: three layers of linear attention (gated delta rule) to one with gated full attention. Qwen Team, 2025.
 
-A layer of linear attention has no KV. Each request has a state of fixed size in it, which absorbs token after token: a
-matrix for each value head, and the last inputs of a short convolution. docs/design/states.md says who owns the states.
-Yang et al., Gated Delta Networks, 2024. The multi-token prediction layers (``mtp``) of a checkpoint are not loaded.
+A layer of linear attention has no KV, but a state of each request: `plugins/models/gated_delta.py`. The layers of
+multi-token prediction (``mtp``) in a checkpoint are not loaded.
 """
 
 from __future__ import annotations
@@ -16,23 +15,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minisgl.attention import AttnBatch
 from minisgl.config import ConfigError
 from minisgl.hooks import hookimpl
-from minisgl.layers import AttentionLayer, Context, RMSNorm, RMSNormFused, RoPE, RopeConfig
-from minisgl.layers.linear import GatedMLP, LinearColParallelMerged, LinearQKVMerged, LinearRowParallel
-from minisgl.layers.weight_shards import WeightShard, WeightSource, split_rows, weight_shards_of
+from minisgl.layers import AttentionLayer, Context, RMSNormFused, RoPE, RopeConfig
+from minisgl.layers.linear import GatedMLP, LinearQKVMerged
+from minisgl.layers.weight_shards import WeightShard, WeightSource, weight_shards_of
 from minisgl.models.config import ModelConfig
 from minisgl.models.converter import convert
 from minisgl.models.decoder import Decoder
 from minisgl.plugins.models.experts import MoELayer
+from minisgl.plugins.models.gated_delta import GatedDeltaNet
 from minisgl.plugins.models.gemma3 import FinalNorm, GemmaNorm
 
 log = logging.getLogger(__name__)
 
 ARCHITECTURE = "Qwen3NextForCausalLM"
-CHUNK = 64
-"""Tokens of a prompt whose values are computed together."""
 
 
 @hookimpl
@@ -108,151 +105,6 @@ class GatedAttention(AttentionLayer):
         k = self.k_norm(k.unflatten(-1, (-1, dim))).index_select(-1, self.order)
         out = super().attend(torch.cat((q.flatten(1), k.flatten(1), v), dim=-1), cos_sin, out_cache_loc)
         return out * torch.sigmoid(gate.flatten(1))
-
-
-class GatedNorm(RMSNorm):
-    """RMSNorm of each head, whose result is multiplied with silu(gate)."""
-
-    def forward(self, x: Tensor, gate: Tensor) -> Tensor:  # type: ignore[override]
-        """Normalise x [..., head_dim] in float32 and multiply it with silu(gate), which has the same shape."""
-        normed = self.weight * F.rms_norm(x.float(), self.weight.shape, eps=self.eps).to(x.dtype)
-        return (normed * F.silu(gate.float())).to(x.dtype)
-
-
-class GatedDeltaNet(nn.Module):
-    """Linear attention with the gated delta rule; heads are split over the ranks, by whole key heads.
-
-    ``number`` counts the layers of this kind. The output is a partial sum.
-    """
-
-    def __init__(self, number: int, c: ModelConfig, ctx: Context):
-        super().__init__()
-        self.number, self.ctx = number, ctx
-        self.all_k_heads, self.dk, self.dv = (
-            c.need(f"linear_{size}") for size in ("num_key_heads", "key_head_dim", "value_head_dim")
-        )
-        v_heads, self.kernel = c.need("linear_num_value_heads"), c.need("linear_conv_kernel_dim")
-        if v_heads % self.all_k_heads:
-            raise ConfigError(f"linear_num_value_heads ({v_heads}) must be a multiple of {self.all_k_heads} key heads.")
-        self.k_heads = split_rows(self.all_k_heads, ctx.comm.size, "key heads of linear attention")
-        self.ratio = v_heads // self.all_k_heads  # value heads of a key head
-        self.v_heads = self.k_heads * self.ratio
-        # A key head has, one after another: query, key, its values, their gates; and of its value heads: betas, decays.
-        sizes = (2 * self.dk + 2 * self.ratio * self.dv, 2 * self.ratio)
-        rows = [self.all_k_heads * size for size in sizes]
-        self.in_proj = LinearColParallelMerged(c.hidden_size, rows, ("in_proj_qkvz", "in_proj_ba"), ctx)
-        self.features = [
-            self.k_heads * self.dk,
-            self.k_heads * self.dk,
-            self.v_heads * self.dv,
-        ]  # queries, keys, values
-        self.conv = ctx.parameter(sum(self.features), 1, self.kernel)
-        self.dt_bias, self.A_log = ctx.parameter(self.v_heads), ctx.parameter(self.v_heads)
-        self.norm = GatedNorm(self.dv, c.rms_norm_eps, ctx)
-        self.out_proj = LinearRowParallel(v_heads * self.dv, c.hidden_size, ctx, reduce=False)
-
-    def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
-        """Yield the shards of the projections, and this rank's heads of the other tensors."""
-        for name in ("in_proj", "norm", "out_proj"):
-            yield from weight_shards_of(getattr(self, name), f"{prefix}{name}.", names)
-        rank, size, begin, base = self.ctx.comm.rank, self.ctx.comm.size, 0, 0
-        shape = (size * sum(self.features), 1, self.kernel)
-        for here in self.features:
-            yield WeightShard.part(
-                f"{prefix}conv1d.weight", shape, 0, base + rank * here, self.conv[begin : begin + here]
-            )
-            begin, base = begin + here, base + size * here
-        for name in ("dt_bias", "A_log"):
-            start = rank * self.v_heads
-            yield WeightShard.part(f"{prefix}{name}", (size * self.v_heads,), 0, start, getattr(self, name))
-
-    def state_shapes(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """Return the sizes of one request's state: the last inputs of the convolution, and a matrix for each head."""
-        inputs = ((sum(self.features), self.kernel - 1), self.ctx.dtype)
-        return [inputs, ((self.v_heads, self.dk, self.dv), torch.float32)]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Compute the layer of x [tokens, hidden], row by row of the step; decode rows are one batch.
-
-        Each row goes on with the state in its slot, or with zeros if it begins at position 0, and leaves its new state.
-        """
-        batch = self.ctx.batch
-        assert batch is not None
-        n, ratio = len(x), self.ratio
-        projected, ba = self.in_proj(x).split([self.in_proj.parts[0][3], self.in_proj.parts[1][3]], dim=-1)
-        by_head = projected.view(n, self.k_heads, -1).split(
-            [self.dk, self.dk, ratio * self.dv, ratio * self.dv], dim=-1
-        )
-        q, k, v, gate = (part.flatten(1) for part in by_head)
-        beta, decay = (part.flatten(1) for part in ba.view(n, self.k_heads, -1).chunk(2, dim=-1))
-        log_decay = -self.A_log.float().exp() * F.softplus(decay.float() + self.dt_bias)
-        beta = beta.sigmoid().float()
-        mixed, out = torch.cat((q, k, v), dim=-1), torch.empty_like(v)
-        for rows, first, count in _row_groups(batch):
-            tokens = slice(first, first + (rows.stop - rows.start) * count)
-            parts = (part[tokens].unflatten(0, (-1, count)) for part in (mixed, beta, log_decay))
-            out[tokens] = self._absorb(batch, rows, *parts).flatten(0, 1)
-        heads = (n, self.v_heads, self.dv)
-        result: Tensor = self.out_proj(self.norm(out.view(heads), gate.reshape(heads)).flatten(1))
-        return result
-
-    def _absorb(self, batch: AttnBatch, rows: slice, mixed: Tensor, beta: Tensor, log_decay: Tensor) -> Tensor:
-        """Absorb equally many tokens of some rows: [rows, tokens, features]. Return what is read, and keep states."""
-        inputs, matrices = self.ctx.states[2 * self.number : 2 * self.number + 2]
-        slots, count = batch.req_pool_indices[rows].long(), mixed.shape[1]
-        begins = (batch.seq_lens[rows] == count).view(-1, 1, 1)
-        window = torch.cat((inputs[slots].masked_fill(begins, 0.0), mixed.transpose(1, 2)), dim=-1)
-        inputs[slots] = window[..., count:]
-        features = F.silu(F.conv1d(window, self.conv, groups=len(self.conv))).transpose(1, 2)
-        q, k, v = (
-            part.unflatten(-1, (-1, dim)).transpose(1, 2).float()  # [rows, heads, tokens, dim]
-            for part, dim in zip(features.split(self.features, dim=-1), (self.dk, self.dk, self.dv), strict=True)
-        )
-        q, k = _unit(q).repeat_interleave(self.ratio, 1) * self.dk**-0.5, _unit(k).repeat_interleave(self.ratio, 1)
-        state, read = matrices[slots].masked_fill(begins[..., None], 0.0), []
-        scalars = beta.transpose(1, 2), log_decay.transpose(1, 2)
-        for start in range(0, count, CHUNK):
-            chunk = slice(start, start + CHUNK)
-            *parts, betas, decays = (part[:, :, chunk] for part in (q, k, v, *scalars))
-            values, state = delta_rule(parts[0], parts[1], parts[2], betas, decays, state)
-            read.append(values)
-        matrices[slots] = state
-        return torch.cat(read, dim=2).transpose(1, 2).flatten(2).to(mixed.dtype)
-
-
-def _row_groups(batch: AttnBatch) -> Iterator[tuple[slice, int, int]]:
-    """Yield groups of rows with equally many tokens: (rows, first token, tokens of a row): first all decode rows."""
-    if batch.num_decode:
-        yield slice(0, batch.num_decode), 0, 1
-    borders = batch.cu_seqlens_q_cpu.tolist()
-    for row in range(batch.num_decode, len(borders) - 1):
-        yield slice(row, row + 1), borders[row], borders[row + 1] - borders[row]
-
-
-def _unit(x: Tensor) -> Tensor:
-    """Return x [..., dim] with length 1."""
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
-
-
-def delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Absorb a chunk of tokens into ``state`` and read it after each token. Return what is read, and the new state.
-
-    q and k are [..., tokens, dk], v is [..., tokens, dv], ``beta`` and ``log_decay`` [..., tokens], ``state`` [..., dk,
-    dv]. Token i makes of the state S first S' = exp(log_decay_i)·S. Then it adds k_i·u_i, where
-    u_i = beta_i·(v_i - k_i·S') corrects what S' holds for k_i, and q_i reads the sum. All u_i of the chunk are the
-    solution of one triangular system.
-    """
-    total = log_decay.cumsum(-1)
-    past = (total[..., :, None] - total[..., None, :]).tril().exp().tril()  # decay from token j up to token i ≥ j
-    from_state = total.exp()[..., None]
-    system = (k @ k.mT) * past * beta[..., None]
-    target = beta[..., None] * (v - from_state * (k @ state))
-    u = torch.linalg.solve_triangular(system, target, upper=False, unitriangular=True)
-    read = from_state * (q @ state) + ((q @ k.mT) * past) @ u
-    to_end = (total[..., -1:] - total).exp()[..., None]
-    return read, state * from_state[..., -1:, :] + (k * to_end).mT @ u
 
 
 class SharedExpertMoE(MoELayer):

@@ -180,7 +180,7 @@ def test_value_types_of_plugin_options(mine: PluginManager) -> None:
         ("cache.x=1", "There is no option 'cache.x' in cache=radix"),
         ("hydra.run.dir=/tmp", "There is no option 'hydra.run.dir'"),
         ("cache@foo=radix", "There is no option 'cache@foo'. Did you mean cache?"),
-        ("cache=rad", "cache=rad: there is no such cache. Did you mean radix? Known: groups, naive, radix."),
+        ("cache=rad", "cache=rad: there is no such cache. Did you mean radix? Known: groups, naive, radix, states."),
         ("cache=null", "cache=null: there is no such cache."),
         ("stage=10", "stage=10: there is no such stage. Did you mean 1? Known: 1, 2, 3, 4, 5, 6, 7, 8, 9."),
         ("experiment=laptpo", "Did you mean laptop? Known: laptop, latency, throughput."),

@@ -63,7 +63,7 @@ def test_reference_pages_are_current() -> None:
     ("word", "expected"),
     [
         ("pag", ["page_size="]),
-        ("cache=", ["cache=groups", "cache=naive", "cache=radix"]),
+        ("cache=", ["cache=groups", "cache=naive", "cache=radix", "cache=states"]),
         ("cache=r", ["cache=radix"]),
         ("stage=", [f"stage={n}" for n in range(1, 10)]),
         ("dtype=fl", ["dtype=float32", "dtype=float16"]),
@@ -121,7 +121,7 @@ def test_completion_in_bash(on_path: dict[str, str], tmp_path: Path) -> None:
     options = ["order", "patience", "preempt", "interactive", "step_tokens", "batch_share"]
     keys = ["scheduler=", *(f"scheduler.{option}=" for option in options)]
     assert complete_in_bash("minisgl sched", on_path) == keys
-    assert complete_in_bash("minisgl tp=2 cache=", on_path) == ["groups", "naive", "radix"]
+    assert complete_in_bash("minisgl tp=2 cache=", on_path) == ["groups", "naive", "radix", "states"]
     assert complete_in_bash("minisgl cache=r", on_path) == ["radix"]
     assert complete_in_bash("minisgl cache=r", on_path, breaks=" ") == ["cache=radix"]
     plugin = tmp_path / "mine.py"

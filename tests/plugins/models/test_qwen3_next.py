@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from minisgl import LLM, SamplingParams
 from minisgl.config import ConfigError
-from minisgl.plugins.models.qwen3_next import CHUNK, Qwen3NextForCausalLM, delta_rule
+from minisgl.plugins.models.gated_delta import CHUNK, delta_rule
+from minisgl.plugins.models.qwen3_next import Qwen3NextForCausalLM
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.model import ModelConformance
 from minisgl.testing.oracle import Oracle
@@ -70,18 +71,40 @@ def test_row_of_an_aborted_request_is_used_again(path: Path) -> None:
     Oracle(path).check([7, 8, 9], list(output))
 
 
+@pytest.mark.parametrize(("page_size", "num_pages", "spacing", "tp"), [(1, 260, 24, 1), (16, 22, 16, 2)])
+def test_promise_8_with_saved_states(page_size: int, num_pages: int, spacing: int, tp: int, path: Path) -> None:
+    """Hit and miss give equal answers: alone and eight at a time, with prompts of several chunks, and retractions."""
+    sizes = f"page_size={page_size} num_pages={num_pages} cache.spacing={spacing} tp={tp} cache.snapshots=6"
+    words = f"device=cpu cache=states max_prefill_tokens=40 max_seq_len=160 max_running_requests=8 {sizes}"
+    greedy = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+    long = [(7 * i * i + 3) % 320 for i in range(100)]
+    prompts = [long, [*long[:60], 5, 6], [*long[:97], 1], long[1:50], [4, 5], long[:49], [*long[:48], 9], long[5:90]]
+    with LLM(str(path), overrides=words.split()) as llm:
+        outputs = [llm.generate([prompt], greedy)[0] for prompt in (long, long, prompts[1])]
+        borders = [(len(prompt) - 1) // spacing * spacing for prompt in (long, long[:61])]
+        assert [output.cached_tokens for output in outputs] == [0, *borders]
+        llm.scheduler.cache_manager.reserve.mean_length = 0.0  # admit more than fit to their end
+        outputs += llm.generate(prompts, greedy)
+        stats = llm.scheduler.stats()
+    Oracle(path).check_all([long, long, prompts[1], *prompts], [list(output.token_ids) for output in outputs])
+    assert stats["retractions"] > 0
+    assert sum(output.cached_tokens > 0 for output in outputs) > 4
+
+
 @pytest.mark.parametrize(
     ("option", "message"),
     [
         ("speculation=ngram", "a rejected draft can't be taken back out of a state. Use speculation=none"),
         ("graph=simulated", "graphs record no states. Use graph=none"),
         ("cache=groups", "cache=groups knows no recurrent states"),
+        ("cache.spacing=24 cache=states", "a multiple of page_size=16"),
+        ("cache.snapshots=0 cache=states", "must be positive"),
         ("exact=true", "exact=true does not know the order of sums"),
     ],
 )
 def test_options_that_know_no_states(option: str, message: str, path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
-        LLM(str(path), overrides=["device=cpu", "num_pages=64", option])
+        LLM(str(path), overrides=["device=cpu", "num_pages=64", *option.split()])
 
 
 @pytest.mark.parametrize(
@@ -99,6 +122,11 @@ def test_configs_that_are_refused(fields: dict[str, Any], message: str, path: Pa
     (tmp_path / "config.json").write_text(json.dumps(raw | fields))
     with pytest.raises(ConfigError, match=message):
         LLM(str(tmp_path), overrides=["device=cpu", "num_pages=64", "load_format=dummy"])
+
+
+def test_saved_states_need_a_model_with_states() -> None:
+    with pytest.raises(ConfigError, match="cache=states is for models with recurrent states"):
+        LLM("tutor", overrides=["device=cpu", "num_pages=64", "cache=states"])
 
 
 def test_tensors_of_multi_token_prediction_are_not_loaded(

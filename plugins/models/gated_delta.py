@@ -1,0 +1,197 @@
+"""Linear attention with the gated delta rule: a state of fixed size that absorbs token after token. For Qwen3-Next.
+
+The state of a request is in the slot of its request-pool row: docs/design/states.md. Yang et al., Gated Delta Networks,
+2024. The rule is computed in plain torch, chunk by chunk: Yang et al., Parallelizing Linear Transformers with the Delta
+Rule, 2024.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from minisgl.attention import AttnBatch
+from minisgl.config import ConfigError
+from minisgl.core import I32
+from minisgl.layers import Context, RMSNorm
+from minisgl.layers.linear import LinearColParallelMerged, LinearRowParallel
+from minisgl.layers.weight_shards import WeightShard, split_rows, weight_shards_of
+from minisgl.models.config import ModelConfig
+
+CHUNK = 64
+"""Tokens of a prompt whose values are computed together."""
+
+
+class GatedNorm(RMSNorm):
+    """RMSNorm of each head, whose result is multiplied with silu(gate)."""
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:  # type: ignore[override]
+        """Normalise x [..., head_dim] in float32 and multiply it with silu(gate), which has the same shape."""
+        normed = self.weight * F.rms_norm(x.float(), self.weight.shape, eps=self.eps).to(x.dtype)
+        return (normed * F.silu(gate.float())).to(x.dtype)
+
+
+class GatedDeltaNet(nn.Module):
+    """Linear attention with the gated delta rule; heads are split over the ranks, by whole key heads.
+
+    ``number`` counts the layers of this kind. The output is a partial sum.
+    """
+
+    def __init__(self, number: int, c: ModelConfig, ctx: Context):
+        super().__init__()
+        self.number, self.ctx = number, ctx
+        self.all_k_heads, self.dk, self.dv = (
+            c.need(f"linear_{size}") for size in ("num_key_heads", "key_head_dim", "value_head_dim")
+        )
+        v_heads, self.kernel = c.need("linear_num_value_heads"), c.need("linear_conv_kernel_dim")
+        if v_heads % self.all_k_heads:
+            raise ConfigError(f"linear_num_value_heads ({v_heads}) must be a multiple of {self.all_k_heads} key heads.")
+        self.k_heads = split_rows(self.all_k_heads, ctx.comm.size, "key heads of linear attention")
+        self.ratio = v_heads // self.all_k_heads  # value heads of a key head
+        self.v_heads = self.k_heads * self.ratio
+        # A key head has, one after another: query, key, its values, their gates; and of its value heads: betas, decays.
+        sizes = (2 * self.dk + 2 * self.ratio * self.dv, 2 * self.ratio)
+        rows = [self.all_k_heads * size for size in sizes]
+        self.in_proj = LinearColParallelMerged(c.hidden_size, rows, ("in_proj_qkvz", "in_proj_ba"), ctx)
+        self.features = [
+            self.k_heads * self.dk,
+            self.k_heads * self.dk,
+            self.v_heads * self.dv,
+        ]  # queries, keys, values
+        self.conv = ctx.parameter(sum(self.features), 1, self.kernel)
+        self.dt_bias, self.A_log = ctx.parameter(self.v_heads), ctx.parameter(self.v_heads)
+        self.norm = GatedNorm(self.dv, c.rms_norm_eps, ctx)
+        self.out_proj = LinearRowParallel(v_heads * self.dv, c.hidden_size, ctx, reduce=False)
+
+    def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
+        """Yield the shards of the projections, and this rank's heads of the other tensors."""
+        for name in ("in_proj", "norm", "out_proj"):
+            yield from weight_shards_of(getattr(self, name), f"{prefix}{name}.", names)
+        rank, size, begin, base = self.ctx.comm.rank, self.ctx.comm.size, 0, 0
+        shape = (size * sum(self.features), 1, self.kernel)
+        for here in self.features:
+            yield WeightShard.part(
+                f"{prefix}conv1d.weight", shape, 0, base + rank * here, self.conv[begin : begin + here]
+            )
+            begin, base = begin + here, base + size * here
+        for name in ("dt_bias", "A_log"):
+            start = rank * self.v_heads
+            yield WeightShard.part(f"{prefix}{name}", (size * self.v_heads,), 0, start, getattr(self, name))
+
+    def state_shapes(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Return the sizes of one request's state: the last inputs of the convolution, and a matrix for each head."""
+        inputs = ((sum(self.features), self.kernel - 1), self.ctx.dtype)
+        return [inputs, ((self.v_heads, self.dk, self.dv), torch.float32)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute the layer of x [tokens, hidden], row by row of the step; decode rows are one batch.
+
+        Each row goes on with the state in its slot, or with zeros if it begins at position 0, and leaves its new state.
+        """
+        batch = self.ctx.batch
+        assert batch is not None
+        n, ratio = len(x), self.ratio
+        projected, ba = self.in_proj(x).split([self.in_proj.parts[0][3], self.in_proj.parts[1][3]], dim=-1)
+        by_head = projected.view(n, self.k_heads, -1).split(
+            [self.dk, self.dk, ratio * self.dv, ratio * self.dv], dim=-1
+        )
+        q, k, v, gate = (part.flatten(1) for part in by_head)
+        beta, decay = (part.flatten(1) for part in ba.view(n, self.k_heads, -1).chunk(2, dim=-1))
+        log_decay = -self.A_log.float().exp() * F.softplus(decay.float() + self.dt_bias)
+        beta = beta.sigmoid().float()
+        mixed, out = torch.cat((q, k, v), dim=-1), torch.empty_like(v)
+        states = self.ctx.states[2 * self.number : 2 * self.number + 2]
+        for piece in _pieces(batch, self.ctx.state_saves):
+            slots, begins = batch.req_pool_indices[piece.rows].long(), piece.begins.view(-1, 1, 1)
+            parts = (part[piece.tokens].unflatten(0, (len(slots), -1)) for part in (mixed, beta, log_decay))
+            out[piece.tokens] = self._absorb(states, slots, begins, *parts).flatten(0, 1)
+            if piece.save is not None:
+                for state in states:
+                    state[piece.save] = state[slots[0]]
+        heads = (n, self.v_heads, self.dv)
+        result: Tensor = self.out_proj(self.norm(out.view(heads), gate.reshape(heads)).flatten(1))
+        return result
+
+    def _absorb(
+        self, states: list[Tensor], slots: Tensor, begins: Tensor, mixed: Tensor, beta: Tensor, log_decay: Tensor
+    ) -> Tensor:
+        """Absorb equally many tokens of some rows, [rows, tokens, features], into the states in their ``slots``.
+
+        ``begins`` says of each row whether it begins with an empty state. Returns what is read after each token.
+        """
+        inputs, matrices = states
+        window = torch.cat((inputs[slots].masked_fill(begins, 0.0), mixed.transpose(1, 2)), dim=-1)
+        inputs[slots] = window[..., mixed.shape[1] :]
+        features = F.silu(F.conv1d(window, self.conv, groups=len(self.conv))).transpose(1, 2)
+        q, k, v = (
+            part.unflatten(-1, (-1, dim)).transpose(1, 2).float()  # [rows, heads, tokens, dim]
+            for part, dim in zip(features.split(self.features, dim=-1), (self.dk, self.dk, self.dv), strict=True)
+        )
+        q, k = _unit(q).repeat_interleave(self.ratio, 1) * self.dk**-0.5, _unit(k).repeat_interleave(self.ratio, 1)
+        state, read = matrices[slots].masked_fill(begins[..., None], 0.0), []
+        scalars = beta.transpose(1, 2), log_decay.transpose(1, 2)
+        for start in range(0, mixed.shape[1], CHUNK):
+            chunk = slice(start, start + CHUNK)
+            *parts, betas, decays = (part[:, :, chunk] for part in (q, k, v, *scalars))
+            values, state = delta_rule(parts[0], parts[1], parts[2], betas, decays, state)
+            read.append(values)
+        matrices[slots] = state
+        return torch.cat(read, dim=2).transpose(1, 2).flatten(2).to(mixed.dtype)
+
+
+class _Piece(NamedTuple):
+    """Tokens of a step that are absorbed at once: equally many of each of ``rows``."""
+
+    rows: slice
+    tokens: slice
+    begins: Tensor  # [rows] bool: whether the row begins at position 0 with these tokens
+    save: int | None = None  # the slot in which the state after these tokens is saved
+
+
+def _pieces(batch: AttnBatch, saves: tuple[I32, I32, I32] | None) -> Iterator[_Piece]:
+    """Yield the tokens of all decode rows, and then those of each other row, up to each position that is saved."""
+    if batch.num_decode:
+        rows = slice(0, batch.num_decode)
+        yield _Piece(rows, rows, batch.seq_lens[rows] == 1)
+    stops: dict[int, list[tuple[int, int | None]]] = {}
+    for row, position, slot in zip(*(column.tolist() for column in saves or ()), strict=True):
+        stops.setdefault(row, []).append((position, slot))
+    borders, lengths = batch.cu_seqlens_q_cpu.tolist(), batch.seq_lens_cpu.tolist()
+    for row in range(batch.num_decode, len(borders) - 1):
+        token, end, length = borders[row], borders[row + 1], lengths[row]
+        begins = batch.seq_lens[row : row + 1] == end - token
+        for position, slot in [*stops.get(row, ()), (length, None)]:
+            stop = end - length + position
+            if stop > token:
+                yield _Piece(slice(row, row + 1), slice(token, stop), begins, slot)
+                token, begins = stop, torch.zeros_like(begins)
+
+
+def _unit(x: Tensor) -> Tensor:
+    """Return x [..., dim] with length 1."""
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+
+
+def delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Absorb a chunk of tokens into ``state`` and read it after each token. Return what is read, and the new state.
+
+    q and k are [..., tokens, dk], v is [..., tokens, dv], ``beta`` and ``log_decay`` [..., tokens], ``state`` [..., dk,
+    dv]. Token i makes of the state S first S' = exp(log_decay_i)·S. Then it adds k_i·u_i, where
+    u_i = beta_i·(v_i - k_i·S') corrects what S' holds for k_i, and q_i reads the sum. All u_i of the chunk are the
+    solution of one triangular system.
+    """
+    total = log_decay.cumsum(-1)
+    past = (total[..., :, None] - total[..., None, :]).tril().exp().tril()  # decay from token j up to token i ≥ j
+    from_state = total.exp()[..., None]
+    system = (k @ k.mT) * past * beta[..., None]
+    target = beta[..., None] * (v - from_state * (k @ state))
+    u = torch.linalg.solve_triangular(system, target, upper=False, unitriangular=True)
+    read = from_state * (q @ state) + ((q @ k.mT) * past) @ u
+    to_end = (total[..., -1:] - total).exp()[..., None]
+    return read, state * from_state[..., -1:, :] + (k * to_end).mT @ u
