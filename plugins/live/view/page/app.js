@@ -131,7 +131,12 @@ $("delay").addEventListener("change", () => pace({ do: "delay", seconds: +$("del
 $("follow").addEventListener("click", () => select(null));
 
 for (const button of document.querySelectorAll("[data-ask]"))
-  button.addEventListener("click", () => { if (chat.control) return; $("prompt").value = button.dataset.ask; $("ask").requestSubmit(); });
+  button.addEventListener("click", () => { if (chat.control) return; $("prompt").value = button.dataset.ask; $("ask").requestSubmit(); show($("turns").lastElementChild, "center"); });
+// Scroll to a place that is not on the screen: on a phone, the timeline is below the chat.
+function show(e, block = "nearest") {
+  const { top, bottom } = e.getBoundingClientRect();
+  if (bottom > innerHeight || top < 0) e.scrollIntoView({ block });
+}
 chat.found = (hit, prompt) => { $("found-turn").textContent = `${hit} of its ${prompt} tokens came from the cache.`; };
 
 const running = new Workload(server, chat);
@@ -146,11 +151,13 @@ async function start(name) {
   if (smallPool && !model.server.control) { message(words + live); return; }
   message(smallPool ? `${words}So ${bursts[0].prompts.length} requests run now, and the simulated engine repeats them with ${smallPool} pages. ${live}` : words);
   select(null);
+  show($("message"), "start");
   begun = model.lastLaunched + 1;
   const at = begun, ended = await running.start(bursts);
   await settled();
   if (!ended || at !== begun) return;
   if (smallPool) await whatIf.askFor({ at, num_pages: smallPool });
+  else if (name === "long") whatIf.prepare({ at, scheduler: "mixed", max_prefill_tokens: 64 });
   else if (name === "class") $("found-class").textContent = `${(model.totals.cached - cached).toLocaleString("en")} of the ${(model.totals.prompt - prompt).toLocaleString("en")} prompt tokens came from the cache.`;
 }
 // Wait until the page has the events of the requests that have ended.

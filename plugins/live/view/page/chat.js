@@ -1,8 +1,8 @@
 // The chat: it streams answers, and shows each token with its origin, its log-probability and its alternatives.
 
 import { html } from "./draw.js";
-import { CACHE } from "./model.js";
 import { events } from "./stream.js";
+import { textsOf, wordsOfPage } from "./words.js";
 
 const ORIGINS = {
   cached: "a prompt token whose KV was in the cache", computed: "a prompt token that was computed",
@@ -189,21 +189,7 @@ export class Chat {
     }
   }
   // The text of a page in a state of the model, if a chat of this page has it.
-  wordsOf(page, model) {
-    const size = model.spec.page_size;
-    for (const [uid, turn] of [...this.texts].reverse()) {
-      const req = model.requests.get(uid);
-      if (!req) continue;
-      const table = req.table.length ? req.table : req.reason && req.lastTable ? req.lastTable : [];
-      const cached = req.cachedPages.indexOf(page), i = cached >= 0 ? cached : table.indexOf(page);
-      if (i < 0) continue;
-      // After its end a request owns nothing: its pages still hold its words only while the cache has them.
-      if (req.reason && (model.owner[page] !== CACHE || req.lastSerials[i] !== model.serials.get(page))) continue;
-      const texts = [...turn.prompt, ...turn.tokens.map((entry) => entry.token)];
-      return texts.slice(i * size, Math.min((i + 1) * size, model.length(req))).join("");
-    }
-    return "";
-  }
+  wordsOf(page, model) { return wordsOfPage(model, page, [...this.texts].reverse().map(([uid, turn]) => [uid, () => textsOf(turn)])); }
   transcript() {
     return this.turns.map((turn) => ({ user: turn.user, answer: turn.answer, uid: this.uidOf(turn), prompt: turn.prompt, tokens: turn.tokens }));
   }

@@ -209,7 +209,8 @@ export class Board {
     const row = step.rows.find((each) => each.uid === req.uid), parts = [`Request ${req.uid}: ${plural(req.prompt, "prompt token")}`];
     if (req.hit > 0) parts.push(`${req.hit} of them found in the cache`);
     parts.push(`${plural(req.output, "output token")} so far`);
-    if (req.tAdmit) parts.push(`waited ${seconds(Math.max(req.tAdmit - req.t, 0))} before its first step`);
+    const before = this.model.steps.find((each) => each.s <= step.s && each.waiting.includes(req.uid)); // a step that it waited for
+    if (req.tAdmit) parts.push(`waited ${seconds(Math.max(req.tAdmit - req.t, 0))} before its first step` + (before && !req.retractions ? `, ${why(this.model, { ...before, waiting: [req.uid] })}` : ""));
     else parts.push(`waits ${why(this.seen, { ...step, waiting: [req.uid] })}`);
     if (req.tFirst) parts.push(`first token after ${seconds(req.tFirst - req.t)}`);
     if (req.retractions) parts.push(`retracted ${req.retractions === 1 ? "once" : `${req.retractions} times`}`);

@@ -2,6 +2,7 @@
 
 import { Model } from "./model.js";
 import { History } from "./history.js";
+import { textsOf, wordsOfPage } from "./words.js";
 import { Board, html } from "./draw.js";
 
 const { lines, transcript } = JSON.parse(document.getElementById("data").textContent);
@@ -33,7 +34,8 @@ const place = html(main, "section", "");
 place.id = "board";
 const model = new Model(), history = new History(model);
 let chosen = null, at = 0, done = 0;
-const board = new Board(place, model, history, (what) => { chosen = what; board.draw(chosen); }, () => "");
+const texts = transcript.map((turn) => [turn.uid, () => textsOf(turn)]).reverse();
+const board = new Board(place, model, history, (what) => { chosen = what; board.draw(chosen); }, (page, state) => wordsOfPage(state, page, texts));
 
 function show(step) {
   at = Math.max(1, Math.min(step, ends.length - 1));

@@ -36,10 +36,12 @@ export class WhatIf {
     at.placeholder = String(first);
     for (const [name] of NUMBERS) this.fields.get(name).placeholder = String(spec[name] ?? options[name] ?? "");
   }
+  // Put these values into the fields.
+  prepare(values) { for (const [name, e] of this.fields) e.value = values[name] ?? ""; }
   // Ask with these values in the fields. `found` is called with the answer.
   async askFor(values, found) {
     this.root.open = true;
-    for (const [name, e] of this.fields) e.value = values[name] ?? "";
+    this.prepare(values);
     this.root.scrollIntoView({ block: "nearest" });
     await this.ask(found);
   }
@@ -53,6 +55,7 @@ export class WhatIf {
       const found = await this.server.json("live/what-if", body);
       if (found.error) this.say(found.error, true);
       else { this.show(found); show(found); }
+      if (this.words.getBoundingClientRect().bottom > innerHeight) this.words.scrollIntoView({ block: "start" });
     } catch (error) { this.say(error.message, true); }
     this.go.disabled = false;
   }

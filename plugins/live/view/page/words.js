@@ -1,4 +1,6 @@
-// What the page says about a step, in plain sentences.
+// What the page says about a step, in plain sentences, and the words that pages hold.
+
+import { CACHE } from "./model.js";
 
 export const plural = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;
 const list = (words) => words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`;
@@ -20,8 +22,9 @@ export function explain(model, step) {
   const evicted = step.events.filter((each) => each.event === "evict").reduce((sum, each) => sum + each.pages.length, 0);
   let text = `In step ${step.s}, ${list(parts)}`;
   if (lost.length) {
-    const ended = lost.every((uid) => (model.requests.get(uid) || {}).reason) ? "had ended" : "had ended or was retracted";
-    text += `; ${lost.length === 1 ? `the token of request ${lost[0]} is` : `${lost.length} tokens are`} discarded: this step was launched before the engine knew that the request ${ended}`;
+    const ended = lost.every((uid) => (model.requests.get(uid) || {}).reason) ? "had ended" : "had ended or left the batch";
+    text += lost.length === 1 ? `; the token of request ${lost[0]} is` : `; ${lost.length} tokens are`;
+    text += ` discarded: this step was launched before the engine knew that the request${lost.length === 1 ? "" : "s"} ${ended}`;
   }
   if (retracted.length) text += `; ${retracted.length === 1 ? `request ${retracted[0]}` : `${retracted.length} requests`} had to give the pages back and wait again, because the pool was full`;
   if (evicted) text += `; the cache gave up ${plural(evicted, "old page")} to make room`;
@@ -40,3 +43,22 @@ export function why(model, step) {
   if (next && pool && Math.ceil(model.length(next) / model.spec.page_size) > pool.free + pool.evictable) return "for free pages";
   return "for the next step";
 }
+
+// The text of a page in a state of the model, or "". `texts` are [uid, a function that returns the texts of its
+// tokens] of known requests, the newest first.
+export function wordsOfPage(model, page, texts) {
+  const size = model.spec.page_size;
+  for (const [uid, tokens] of texts) {
+    const req = model.requests.get(uid);
+    if (!req) continue;
+    const table = req.table.length ? req.table : req.reason && req.lastTable ? req.lastTable : [];
+    const cached = req.cachedPages.indexOf(page), i = cached >= 0 ? cached : table.indexOf(page);
+    if (i < 0) continue;
+    // After its end a request owns nothing: its pages still hold its words only while the cache has them.
+    if (req.reason && (model.owner[page] !== CACHE || req.lastSerials[i] !== model.serials.get(page))) continue;
+    return tokens().slice(i * size, Math.min((i + 1) * size, model.length(req))).join("");
+  }
+  return "";
+}
+// The texts of all tokens of a turn.
+export const textsOf = (turn) => [...(turn.prompt || []), ...turn.tokens.map((entry) => entry.token)];

@@ -13,26 +13,36 @@ const chat = (system, question) => [...(system ? [{ role: "system", content: sys
 const student = (i, times) => chat(handbook(i % 2 ? "sailing" : "cooking", times), QUESTIONS[(i >> 1) % QUESTIONS.length]);
 const range = (from, to, make) => Array.from({ length: to - from }, (_, i) => make(from + i));
 
-// Return {bursts: [{delay, chats or prompts, …}], words, smallPool}. With `smallPool`, the pool of this server is too large
+// Return {bursts: [{after, chats or prompts, …}], words, smallPool}. A burst waits for `after` tokens of the first one. With `smallPool`, the pool of this server is too large
 // to be filled from a page: the bursts run, and then the simulated engine repeats them with a pool of that many pages.
 export function workload(name, spec) {
-  const room = spec.max_seq_len || 1024, times = Math.max(1, Math.min(8, Math.floor(room / 160)));
+  const size = spec.page_size, room = Math.min(spec.max_seq_len || 1024, spec.num_pages * size), times = Math.max(1, Math.min(8, Math.floor(room / 160)));
   const more = { temperature: 0.8, seed: 1 };
   if (name === "class")
-    return { bursts: [{ delay: 0, chats: range(0, 2, (i) => student(i, times)), max_tokens: 40, ...more }, { delay: 400, chats: range(2, 16, (i) => student(i, times)), max_tokens: 40, ...more }],
+    return { bursts: [{ chats: range(0, 2, (i) => student(i, times)), max_tokens: 40, ...more }, { after: 2, chats: range(2, 16, (i) => student(i, times)), max_tokens: 40, ...more }],
       words: "Sixteen students ask about two handbooks. The first two are computed (orange). The others begin with the same handbooks, so they find them in the cache (green), and all use the same pages: the tree has each handbook once, with its users." };
   if (name === "long")
-    return { bursts: [{ delay: 0, chats: range(0, 6, (i) => chat("", QUESTIONS[i])), max_tokens: 80, ...more },
-                      { delay: 700, chats: [chat(`${Date.now() % 9973} ${handbook("cooking", Math.max(2, Math.floor(room / 60)))}`.slice(0, room * 2), "What comes first?")], max_tokens: 20 }],
-      words: "Six short requests are answered when a long prompt comes. Watch the timeline: while the prompt is computed, do the others get their next token? What if the policy were mixed, with 64 prompt tokens a step?" };
-  const size = spec.page_size, each = Math.max(16, Math.floor(room / 2)), needed = Math.ceil((1.6 * spec.num_pages * size) / each);
-  const long = (count, tokens) => ({ delay: 0, prompts: range(0, count, (i) => `${i} ${QUESTIONS[i % QUESTIONS.length]}`), max_tokens: tokens, ignore_eos: true, ...more });
+    return { bursts: [{ chats: range(0, 6, (i) => chat("", QUESTIONS[i])), max_tokens: 80, ignore_eos: true, ...more },
+                      { after: 60, chats: [chat(`${Date.now() % 9973} ${handbook("cooking", Math.max(2, Math.floor(room / 60)))}`.slice(0, 1.2 * Math.min(room, 8192)), "What comes first?")], max_tokens: 20 }],
+      words: "Six short requests are answered when a long prompt comes. Watch the timeline: while the prompt is computed, do the others get their next token? Then open What if, and press Go on: policy mixed, 64 prompt tokens a step." };
+  const each = Math.max(16, Math.min(256, Math.floor(room / 2))), needed = Math.ceil((1.6 * spec.num_pages * size) / each);
+  const long = (count, tokens) => ({ prompts: range(0, count, (i) => `${i} ${QUESTIONS[i % QUESTIONS.length]}`), max_tokens: tokens, ignore_eos: true, ...more });
   if (needed <= Math.min(MAX_REQUESTS, spec.max_queued || MAX_REQUESTS))
     return { bursts: [long(needed, Math.max(1, each - 32))],
       words: "More requests than the pool can hold. Watch the page map fill, and the queue: a request that gets no page is retracted, and waits again." };
   const tokens = Math.max(8, Math.min(200, each - 32)), smallPool = Math.ceil((0.4 * SMALL_POOL_REQUESTS * (tokens + 16)) / size);
   return { bursts: [long(SMALL_POOL_REQUESTS, tokens)], smallPool,
     words: `The pool of this server holds ${(spec.num_pages * size).toLocaleString("en")} tokens, more than a page can fill. ` };
+}
+
+// Counts events, and lets others wait for a number of them.
+class Counter {
+  constructor() { this.count = 0; this.waiting = []; }
+  add(n = 1) {
+    this.count += n;
+    this.waiting = this.waiting.filter(([number, done]) => { if (this.count >= number) done(); return this.count < number; });
+  }
+  reaches(number) { return new Promise((done) => { this.waiting.push([number, done]); this.add(0); }); }
 }
 
 export class Workload {
@@ -45,32 +55,39 @@ export class Workload {
     this.changed("");
     let failed = "", ended = true;
     try {
-      const ready = [];
+      const ready = [], first = new Counter();
       for (const burst of bursts) ready.push(await this.prepare(burst, control.signal));
-      await Promise.all(ready.map((each) => this.send(each, control.signal).finally(() => { if (this.control === control) { this.open--; this.changed(""); } })));
+      await Promise.all(ready.map(async ({ after, ...each }, i) => {
+        await first.reaches(after || 0);
+        await this.send(each, control.signal, i ? null : first);
+        if (this.control === control) { this.open--; this.changed(""); }
+      }));
     } catch (error) {
       ended = false;
+      control.abort();
       if (error.name !== "AbortError") failed = error.message;
     }
     if (this.control === control) { this.control = null; this.open = 0; this.changed(failed); }
     return ended;
   }
   // Apply the chat template, whose tokens also tell which words a page holds.
-  async prepare({ delay, chats, prompts, ...body }, signal) {
-    if (!chats) return { delay, texts: null, body: { ...body, prompt: prompts } };
+  async prepare({ after, chats, prompts, ...body }, signal) {
+    if (!chats) return { after, texts: null, body: { ...body, prompt: prompts } };
     const found = await Promise.all(chats.map((messages) => this.server.json("tokenize", { messages, return_token_strs: true }, { signal })));
-    return { delay, texts: found.map((each) => each.token_strs || []), body: { ...body, prompt: found.map((each) => each.tokens) } };
+    return { after, texts: found.map((each) => each.token_strs || []), body: { ...body, prompt: found.map((each) => each.tokens) } };
   }
-  async send({ delay, texts, body }, signal) {
-    await new Promise((done) => setTimeout(done, delay));
+  async send({ texts, body }, signal, counter) {
     if (signal.aborted) throw new DOMException("stopped", "AbortError");
     const id = this.chat.newId();
     if (texts) this.chat.follow(`cmpl-${id}`, texts);
     const response = await this.server.fetch("v1/completions", { ...body, stream: true }, { headers: { "X-Request-Id": id }, signal });
-    for await (const data of events(response)) { // only its work is wanted
-      const error = data !== "[DONE]" && JSON.parse(data).error;
-      if (error) throw new Error(error.message);
-    }
+    try {
+      for await (const data of events(response)) { // only its work is wanted
+        const error = data !== "[DONE]" && JSON.parse(data).error;
+        if (error) throw new Error(error.message);
+        if (counter) counter.add();
+      }
+    } finally { if (counter) counter.add(Infinity); }
   }
   stop() {
     if (this.control) this.control.abort();
