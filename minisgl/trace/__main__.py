@@ -131,7 +131,7 @@ def report(traces: Sequence[Trace], out: Console) -> int:
             out.print(escape(f"\n{violation}"), style="red", soft_wrap=True, highlight=False)
         elif not trace.complete:
             out.print(
-                "\nThe trace has no end: its run went on, or its recorder was killed. No promise is broken up to that point.",
+                "\nThe trace has no end: its run went on, or its recorder was killed. No promise is broken in it.",
                 style="yellow",
             )
         elif open_requests := trace.interrupted:
