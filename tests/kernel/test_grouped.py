@@ -16,6 +16,7 @@ from minisgl.plugins.kernels.ops.grouped import (
     pack,
     quantize,
 )
+from minisgl.plugins.quantization.grouped.layers import GroupedLayer
 
 FORMS = [Form(8), Form(8, 16), Form(4), Form(4, mins=True)]
 
@@ -90,3 +91,16 @@ def test_join() -> None:
     numbers = [dequantize(weight, torch.arange(weight.outputs)) for weight in (whole, part)]
     assert torch.equal(dequantize(joined, torch.arange(84)), torch.cat([numbers[0], *numbers]))
     assert len(join([part, whole])) == len(join([whole, random_weight(Form(8), 32, 64)])) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_biases_of_several_matrices(dtype: torch.dtype) -> None:
+    """A layer of several matrices adds each bias before it rounds, as one call for all decoder layers does."""
+    layer = GroupedLayer()
+    layer.matrices = [random_weight(Form(8), 40, 64), random_weight(Form(4), 24, 64, seed=1)]
+    generator = torch.Generator().manual_seed(2)
+    x, bias = (torch.randn(shape, generator=generator).to(dtype) for shape in ((5, 64), (64,)))
+    got = layer.multiply(x, bias)
+    parts = zip(layer.matrices, bias.split([40, 24]), strict=True)
+    assert torch.equal(got, torch.cat([grouped_linear(x, matrix, part) for matrix, part in parts], dim=1))
+    assert torch.equal(layer.multiply(x), torch.cat([grouped_linear(x, matrix) for matrix in layer.matrices], dim=1))

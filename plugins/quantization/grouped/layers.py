@@ -63,11 +63,15 @@ class GroupedLayer(nn.Module):
         self.found.clear()
 
     def multiply(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Multiply x [rows, columns] with all matrices, and add the bias; returns [rows, sum of outputs]."""
+        """Multiply x [rows, columns] with all matrices, and add the bias; returns [rows, sum of outputs].
+
+        Each product adds its part of the bias before it rounds to x's dtype.
+        """
         if len(self.matrices) == 1:
             return grouped_linear(x, self.matrices[0], bias)
-        out = torch.cat([grouped_linear(x, matrix) for matrix in self.matrices], dim=1)
-        return out if bias is None else out.add_(bias)
+        sizes = [matrix.outputs for matrix in self.matrices]
+        biases = [None] * len(sizes) if bias is None else bias.split(sizes)
+        return torch.cat([grouped_linear(x, *each) for each in zip(self.matrices, biases, strict=True)], dim=1)
 
 
 class GroupedMerged(GroupedLayer):
