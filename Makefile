@@ -111,7 +111,7 @@ check-nodes: $(TOOLS)
 	$(BIN)/python -m pytest -q tests/server/check_nodes.py $(ARGS)
 
 check-schemas: $(TOOLS)
-	MINISGL_SCHEMAS=500 $(PYTEST) -q tests/plugins/grammar/test_answers.py
+	MINISGL_SCHEMAS=500 $(BIN)/python -m pytest -q -s tests/plugins/grammar/test_answers.py $(ARGS)
 
 soak: $(TOOLS)
 	$(BIN)/python -m minisgl.testing.soak $(ARGS)

@@ -9,16 +9,27 @@ from typing import Any
 
 import jsonschema
 import pytest
+from msgspec.structs import replace
 
 from minisgl import LLM, SamplingParams
 from minisgl.plugins.grammar import plain as plain_module
-from minisgl.sampling_params import Grammar
+from minisgl.sampling_params import Grammar, InvalidRequestError
 
 NAMES = ["id", "name", "tags", "address", "zip", "items", "note", "größe", "a b"]
 PATTERNS = ["^[a-z]{1,8}$", r"^\d{4}-\d{2}-\d{2}$", "^(foo|bar)[0-9]{2}$", "^[A-Z]{3}$", "^#[0-9a-f]{6}$"]
 COUNT = int(os.environ.get("MINISGL_SCHEMAS", "40"))
 """The number of schemas."""
 CONSTANTS = ["red", "green", "blue", 1, 2.5, None, True, "größe"]
+RARE: dict[str, dict[str, Any]] = {
+    "uniqueItems": {"type": "array", "items": {"type": "boolean"}, "uniqueItems": True, "maxItems": 2},
+    "patternProperties": {"type": "object", "patternProperties": {"^x": {"type": "integer"}}, "maxProperties": 2},
+    "minProperties": {"type": "object", "properties": {"a": {"type": "null"}}, "minProperties": 1},
+    "contains": {"type": "array", "items": {"type": "boolean"}, "contains": {"const": True}, "maxItems": 3},
+    "if": {"type": "string", "if": {"maxLength": 3}, "then": {"pattern": "^a"}},
+    "not": {"type": "integer", "not": {"const": 3}},
+    "dependentRequired": {"type": "object", "dependentRequired": {"a": ["b"]}},
+}
+"""A keyword → a schema with it, which a plugin refuses unless it supports the keyword."""
 
 
 def schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
@@ -47,25 +58,55 @@ def schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
     return {"anyOf": [schema(rng, depth + 1) for _ in range(2)]}
 
 
+def document(rng: random.Random) -> dict[str, Any]:
+    """Return a whole schema: a third have definitions and references to them, a few a keyword of `RARE`."""
+    kind = rng.random()
+    if kind < 0.05:
+        return RARE[rng.choice(list(RARE))]
+    if kind < 0.1:  # a list that is as long as the model likes
+        rest = {"anyOf": [{"type": "null"}, {"$ref": "#"}]}
+        return {"type": "object", "properties": {"value": schema(rng, 3), "next": rest}, "required": ["next"]}
+    if kind < 0.4:
+        inner = {"type": "object", "properties": {"of": {"$ref": "#/$defs/one"}, "at": schema(rng, 2)}}
+        root = {"type": "array", "items": {"$ref": "#/definitions/two"}, "maxItems": 2}
+        return root | {"$defs": {"one": schema(rng, 2)}, "definitions": {"two": inner}}
+    return schema(rng)
+
+
 @pytest.mark.parametrize("name", ["plain", "llguidance"])
 def test_answers_follow_their_schemas(name: str) -> None:
-    """All answers end by themselves, and are valid, at temperature 1 and next to requests with other schemas.
+    """Of the answers, 95 % end by themselves, and all of these are valid, at temperature 1, beside other schemas.
 
-    ``make check-schemas`` does it with 500 schemas.
+    Schemas that are refused are counted, and the error names their keyword. ``make check-schemas`` does it with 500.
     """
     if name == "llguidance":
         pytest.importorskip("llguidance")
     rng = random.Random(7)
-    schemas = [schema(rng) for _ in range(COUNT)]
+    schemas = [document(rng) for _ in range(COUNT)]
     params = [
         SamplingParams(max_tokens=400, temperature=1.0, seed=i, grammar=Grammar("json_schema", json.dumps(each)))
         for i, each in enumerate(schemas)
     ]
     with LLM("tutor", overrides=["device=cpu", f"grammar={name}", "num_pages=2000"]) as llm:
-        answers = llm.generate([f"JSON {i}" for i in range(len(params))], params, progress=False)
-    assert [answer.finish_reason for answer in answers] == ["stop"] * len(answers)
-    for each, answer in zip(schemas, answers, strict=True):
+        refused = {i: error for i, each in enumerate(params) if (error := refusal(llm, each))}
+        served = [i for i in range(COUNT) if i not in refused]
+        answers = llm.generate([f"JSON {i}" for i in served], [params[i] for i in served], progress=False)
+    for i, error in refused.items():
+        assert schemas[i] in RARE.values() and any(f'"{key}"' in error for key in schemas[i]), (schemas[i], error)
+    ended = [(schemas[i], answer) for i, answer in zip(served, answers, strict=True) if answer.finish_reason == "stop"]
+    print(f"{name}: {COUNT} schemas, {len(refused)} refused by name, {len(ended)} of {len(served)} answers end by stop")
+    assert len(ended) >= 0.95 * len(served) > 0.9 * 0.95 * COUNT
+    for each, answer in ended:
         jsonschema.validate(json.loads(answer.text), each)
+
+
+def refusal(llm: LLM, params: SamplingParams) -> str:
+    """Return the error with which a request with these parameters is refused, or nothing if it is not."""
+    try:
+        llm.generate(["JSON"], replace(params, max_tokens=1), progress=False)
+    except InvalidRequestError as error:
+        return str(error)
+    return ""
 
 
 def test_a_grammar_that_grows_too_large_ends_its_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
