@@ -18,7 +18,7 @@ from minisgl.attention import AttnBatch
 from minisgl.config import ConfigError
 from minisgl.core import I32
 from minisgl.layers import Context, RMSNorm
-from minisgl.layers.linear import LinearColParallelMerged, LinearRowParallel
+from minisgl.layers.linear import LinearColParallelMerged, LinearRowParallel, Merged
 from minisgl.layers.weight_shards import WeightShard, split_rows, weight_shards_of
 from minisgl.models.config import ModelConfig
 
@@ -53,19 +53,29 @@ class GatedDeltaNet(nn.Module):
         self.k_heads = split_rows(self.all_k_heads, ctx.comm.size, "key heads of linear attention")
         self.ratio = v_heads // self.all_k_heads  # value heads of a key head
         self.v_heads = self.k_heads * self.ratio
-        # A key head has, one after another: query, key, its values, their gates; and of its value heads: betas, decays.
-        sizes = (2 * self.dk + 2 * self.ratio * self.dv, 2 * self.ratio)
-        rows = [self.all_k_heads * size for size in sizes]
-        self.in_proj = LinearColParallelMerged(c.hidden_size, rows, ("in_proj_qkvz", "in_proj_ba"), ctx)
-        self.features = [
-            self.k_heads * self.dk,
-            self.k_heads * self.dk,
-            self.v_heads * self.dv,
-        ]  # queries, keys, values
+        self.features = [self.k_heads * self.dk, self.k_heads * self.dk, self.v_heads * self.dv]  # of q, k and v
+        self.in_proj: Merged = self.input_projection(c.hidden_size)
         self.conv = ctx.parameter(sum(self.features), 1, self.kernel)
         self.dt_bias, self.A_log = ctx.parameter(self.v_heads), ctx.parameter(self.v_heads)
         self.norm = GatedNorm(self.dv, c.rms_norm_eps, ctx)
         self.out_proj = LinearRowParallel(v_heads * self.dv, c.hidden_size, ctx, reduce=False)
+
+    def input_projection(self, hidden_size: int) -> Merged:
+        """Build the projection. Of a key head, it has one after another: query, key, its values, their gates.
+
+        A second matrix has betas and decays of the key head's value heads.
+        """
+        rows = [self.all_k_heads * size for size in (2 * self.dk + 2 * self.ratio * self.dv, 2 * self.ratio)]
+        return LinearColParallelMerged(hidden_size, rows, ("in_proj_qkvz", "in_proj_ba"), self.ctx)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return queries, keys and values of x [n, hidden], one after another, their gates, betas and decays."""
+        values = self.ratio * self.dv
+        projected, ba = self.in_proj(x).split([here for *_, here in self.in_proj.parts], dim=-1)
+        by_head = projected.view(len(x), self.k_heads, -1).split([self.dk, self.dk, values, values], dim=-1)
+        q, k, v, gate = (part.flatten(1) for part in by_head)
+        beta, decay = (part.flatten(1) for part in ba.view(len(x), self.k_heads, -1).chunk(2, dim=-1))
+        return torch.cat((q, k, v), dim=-1), gate, beta, decay
 
     def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
         """Yield the shards of the projections, and this rank's heads of the other tensors."""
@@ -94,16 +104,10 @@ class GatedDeltaNet(nn.Module):
         """
         batch = self.ctx.batch
         assert batch is not None
-        n, ratio = len(x), self.ratio
-        projected, ba = self.in_proj(x).split([self.in_proj.parts[0][3], self.in_proj.parts[1][3]], dim=-1)
-        by_head = projected.view(n, self.k_heads, -1).split(
-            [self.dk, self.dk, ratio * self.dv, ratio * self.dv], dim=-1
-        )
-        q, k, v, gate = (part.flatten(1) for part in by_head)
-        beta, decay = (part.flatten(1) for part in ba.view(n, self.k_heads, -1).chunk(2, dim=-1))
+        mixed, gate, beta, decay = self.project(x)
         log_decay = -self.A_log.float().exp() * F.softplus(decay.float() + self.dt_bias)
         beta = beta.sigmoid().float()
-        mixed, out = torch.cat((q, k, v), dim=-1), torch.empty_like(v)
+        out = torch.empty_like(gate)
         states = self.ctx.states[2 * self.number : 2 * self.number + 2]
         for piece in _pieces(batch, self.ctx.state_saves):
             slots, begins = batch.req_pool_indices[piece.rows].long(), piece.begins.view(-1, 1, 1)
@@ -112,7 +116,7 @@ class GatedDeltaNet(nn.Module):
             if piece.save is not None:
                 for state in states:
                     state[piece.save] = state[slots[0]]
-        heads = (n, self.v_heads, self.dv)
+        heads = (len(x), self.v_heads, self.dv)
         result: Tensor = self.out_proj(self.norm(out.view(heads), gate.reshape(heads)).flatten(1))
         return result
 

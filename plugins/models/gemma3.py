@@ -44,7 +44,9 @@ _DEFAULTS: dict[str, Any] = {
 """Those of Gemma3TextConfig in transformers."""
 _LANGUAGE = ("language_model.model.", "model.language_model.")
 """What precedes the names of the text part's tensors in multimodal checkpoints: as published, and by transformers 5."""
-_VISION = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+_VISION = tuple(
+    f"{base}{name}." for base in ("", "model.") for name in ("vision_tower", "multi_modal_projector", "visual")
+)
 
 
 @hookimpl

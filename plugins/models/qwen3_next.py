@@ -34,27 +34,31 @@ ARCHITECTURE = "Qwen3NextForCausalLM"
 
 @hookimpl
 def minisgl_read_config(raw: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return config.json of a Qwen3-Next with ``full_attention_layers``, their indices, in place of the types."""
-    if raw.get("architectures") != [ARCHITECTURE]:
-        return None
+    """Return config.json of a Qwen3-Next as `with_full_layers` changes it."""
+    return with_full_layers(raw, ARCHITECTURE) if raw.get("architectures") == [ARCHITECTURE] else None
+
+
+def with_full_layers(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return config.json with ``full_attention_layers``, their indices, in place of the types of the layers.
+
+    Raises `ConfigError` that names the architecture ``name`` if the types are wrong.
+    """
     fields = dict(raw)
     types, interval, count = fields.pop("layer_types", None), fields.pop("full_attention_interval", 4), 0
     if isinstance(raw.get("num_hidden_layers"), int):
         count = raw["num_hidden_layers"]
     if types is None:
         if not isinstance(interval, int) or interval < 1:
-            raise ConfigError(f"{ARCHITECTURE}: full_attention_interval must be a positive integer, got {interval!r}.")
+            raise ConfigError(f"{name}: full_attention_interval must be a positive integer, got {interval!r}.")
         types = ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(count)]
     if not isinstance(types, list) or len(types) != count:
-        raise ConfigError(f"{ARCHITECTURE}: layer_types must have one entry for each of the {count} layers.")
+        raise ConfigError(f"{name}: layer_types must have one entry for each of the {count} layers.")
     for kind in types:
         if kind not in ("full_attention", "linear_attention"):
-            raise ConfigError(
-                f"{ARCHITECTURE}: layer_types has {kind!r}: only full_attention and linear_attention are known."
-            )
+            raise ConfigError(f"{name}: layer_types has {kind!r}: only full_attention and linear_attention are known.")
     full = [i for i, kind in enumerate(types) if kind == "full_attention"]
     if not full:
-        raise ConfigError(f"{ARCHITECTURE}: layer_types has no full_attention, which at least one layer must have.")
+        raise ConfigError(f"{name}: layer_types has no full_attention, which at least one layer must have.")
     return {**fields, "full_attention_layers": full}
 
 
@@ -167,6 +171,7 @@ class Qwen3NextForCausalLM(Decoder):
     """Qwen3-Next."""
 
     model_type = "qwen3_next"
+    linear_attention: ClassVar[type[GatedDeltaNet]] = GatedDeltaNet
     defaults: ClassVar[Mapping[str, Any]] = {
         "num_key_value_heads": 2,
         "head_dim": 256,
@@ -213,7 +218,7 @@ class Qwen3NextForCausalLM(Decoder):
         if index in full:
             mixer = GatedAttention(before, self.rotated, c, self.ctx)
         else:
-            mixer = GatedDeltaNet(index - before, c, self.ctx)
+            mixer = self.linear_attention(index - before, c, self.ctx)
         return Qwen3NextLayer(mixer, self.mlp(index), c, self.ctx)
 
     def mlp(self, index: int, **options: Any) -> nn.Module:
