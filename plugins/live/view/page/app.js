@@ -172,6 +172,7 @@ for (const button of document.querySelectorAll("[data-workload]"))
     if (slow) await pace({ do: "delay", seconds: 0 });
   });
 $("what-if-naive").addEventListener("click", () => {
+  if (!model.steps.length) { message("Nothing has happened yet: press A class of 16 first."); return; }
   const at = begun ?? (model.steps.length ? model.steps[0].s : 0);
   whatIf.askFor({ at, cache: "naive" }, ({ rows }) => {
     const [, was, would] = rows.find(([name]) => name.startsWith("time to first token"));

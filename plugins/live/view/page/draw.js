@@ -288,7 +288,7 @@ export class Board {
       svg(g, "rect", { class: (node.users ? "cache used" : "idle") + (node.pages.some((page) => mine.has(page)) ? " focus" : ""), x, y, width: w, height: 18, rx: 3 });
       if (unit >= 16) node.pages.forEach((page, k) => svg(g, "text", { class: (node.users ? "on" : "") + " mid small", x: x + (k + 0.5) * unit, y: y + 12.5 }, page));
       const about = `${node.users ? plural(node.users, "user") : age ? `${plural(age, "step")} ago` : "just used"}`;
-      const room = Math.floor((wide - x - w - 8) / 5.6) - about.length - 3;
+      const room = Math.floor((wide - x - w - 8) / 6) - about.length - 3;
       const label = words.length > room ? `${words.slice(0, Math.max(room - 1, 0))}…` : words;
       svg(g, "text", { class: "soft small", x: x + w + 6, y: y + 12.5 }, about + (words && room > 3 ? ` · ${label}` : ""));
       svg(g, "title", {}, `${plural(node.pages.length, "page")}: ${node.pages.slice(0, 12).join(", ")}; ${plural(node.users, "user")}; last used in step ${node.step}` + (words ? `\n${words}` : ""));

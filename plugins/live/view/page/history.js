@@ -1,6 +1,6 @@
 // The states of earlier steps: copies of the model, and the events after each. Its memory is bounded.
 
-const STEPS_OF_PART = 100, MAX_KEPT_BYTES = 16 << 20, NOT_OF_A_STATE = new Set(["server", "own", "pace", "lost"]);
+const STEPS_OF_PART = 100, MAX_KEPT_BYTES = 64 << 20, PAGE_BYTES = 16, CACHED_PAGE_BYTES = 64, NOT_OF_A_STATE = new Set(["server", "own", "pace", "lost"]);
 
 export class History {
   constructor(model) { Object.assign(this, { model, parts: [], bytes: 0, last: null }); }
@@ -10,17 +10,21 @@ export class History {
     if (event.event === "header") Object.assign(this, { parts: [], bytes: 0, last: null });
     const part = this.parts.at(-1);
     if (event.event === "header" || event.event === "now") { this.begin(); return; }
+    if (!part) return;
     part.lines.push(line);
+    part.lineBytes += line.length;
     part.bytes += line.length;
     this.bytes += line.length;
     if (event.event === "batch") {
       part.steps.add(event.step);
-      if (part.steps.size >= STEPS_OF_PART || part.bytes > MAX_KEPT_BYTES / 8) this.begin();
+      if (part.steps.size >= STEPS_OF_PART || part.lineBytes > MAX_KEPT_BYTES / 8) this.begin();
     }
   }
   begin() {
-    if (this.parts.length && !this.parts.at(-1).steps.size) this.parts.pop();
-    this.parts.push({ state: this.model.copy(), lines: [], bytes: 0, steps: new Set() });
+    if (this.parts.length && !this.parts.at(-1).steps.size) this.bytes -= this.parts.pop().bytes;
+    const bytes = this.model.owner.length * PAGE_BYTES + this.model.tree.nodeOf.size * CACHED_PAGE_BYTES;
+    this.parts.push({ state: this.model.copy(), lines: [], lineBytes: 0, bytes, steps: new Set() });
+    this.bytes += bytes;
     const first = this.model.steps.length ? this.model.steps[0].s : 0;
     while (this.parts.length > 1 && (this.bytes > MAX_KEPT_BYTES || Math.max(...this.parts[0].steps) < first)) this.bytes -= this.parts.shift().bytes;
   }

@@ -104,7 +104,7 @@ export class Model {
     this.running = new Set(); // uids, by admission
     this.owner = new Int32Array(spec.num_pages).fill(FREE);
     this.refs = new Int32Array(spec.num_pages);
-    this.serials = new Map(); // page -> the number of its last allocation: tells whether it still holds the same tokens
+    this.serials = new Float64Array(spec.num_pages); // page -> the number of its last allocation: tells whether it still holds the same tokens
     this.numAllocations = 0;
     this.highest = -1; // the last page that was ever used
     this.tree = new Tree();
@@ -130,7 +130,7 @@ export class Model {
     const to = new Model();
     Object.assign(to, this, {
       requests: new Map(), open: new Set(this.open), running: new Set(this.running), owner: this.owner.slice(), refs: this.refs.slice(),
-      serials: new Map(this.serials), tree: this.tree.copy(), inFlight: [...this.inFlight], retiring: [...this.retiring],
+      serials: this.serials.slice(), tree: this.tree.copy(), inFlight: [...this.inFlight], retiring: [...this.retiring],
       unlocks: [...this.unlocks], steps: [], stepAt: new Map(), pending: [...this.pending], totals: { ...this.totals }, rate: [], ttfts: [],
       gaps: [], pageTokens: new Map(this.pageTokens),
     });
@@ -251,7 +251,7 @@ export class Model {
     req.error = event.error || "";
     req.tEnd = event.t;
     req.lastTable = req.table;
-    req.lastSerials = req.table.map((page) => this.serials.get(page));
+    req.lastSerials = req.table.map((page) => this.serials[page]);
     this.open.delete(req.uid);
     this.failed = this.failed || (req.reason === "error" && !req.error.startsWith(GRAMMAR_ERROR));
     this.stop(event);
@@ -273,7 +273,7 @@ export class Model {
   // ---- pages ----
 
   on_allocate(event) {
-    event.pages.forEach((page, i) => { this.owner[page] = event.owners[i]; this.serials.set(page, ++this.numAllocations); this.pageTokens.delete(page); if (page > this.highest) this.highest = page; });
+    event.pages.forEach((page, i) => { this.owner[page] = event.owners[i]; this.serials[page] = ++this.numAllocations; this.pageTokens.delete(page); if (page > this.highest) this.highest = page; });
     this.pending.push(event);
   }
   on_evict(event) {

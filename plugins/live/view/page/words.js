@@ -55,7 +55,7 @@ export function wordsOfPage(model, page, texts) {
     const cached = req.cachedPages.indexOf(page), i = cached >= 0 ? cached : table.indexOf(page);
     if (i < 0) continue;
     // After its end a request owns nothing: its pages still hold its words only while the cache has them.
-    if (req.reason && (model.owner[page] !== CACHE || req.lastSerials[i] !== model.serials.get(page))) continue;
+    if (req.reason && (model.owner[page] !== CACHE || req.lastSerials[i] !== model.serials[page])) continue;
     return tokens().slice(i * size, Math.min((i + 1) * size, model.length(req))).join("");
   }
   return "";

@@ -8,7 +8,7 @@ const SENTENCES = {
 };
 const QUESTIONS = ["What comes first?", "What is dangerous?", "Say it in five words.", "What do I need?", "Why?", "What did I forget?", "Is there a rule?", "What would a teacher say?"];
 const MAX_REQUESTS = 128, SMALL_POOL_REQUESTS = 12;
-const handbook = (kind, times) => `You answer questions about this handbook. ${SENTENCES[kind].repeat(times)}`;
+const handbook = (kind, times) => `The ${kind} handbook. ${SENTENCES[kind].repeat(times)}`;
 const chat = (system, question) => [...(system ? [{ role: "system", content: system }] : []), { role: "user", content: question }];
 const student = (i, times) => chat(handbook(i % 2 ? "sailing" : "cooking", times), QUESTIONS[(i >> 1) % QUESTIONS.length]);
 const range = (from, to, make) => Array.from({ length: to - from }, (_, i) => make(from + i));
