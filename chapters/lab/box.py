@@ -34,7 +34,8 @@ def box(name: str) -> str:
     lines.append(f"| the gates check | {gates} |")
     broken = ", ".join(f"`{piece.name}`" for piece in pieces() if piece.lab == name)
     if broken:
-        lines.append(f"| break | {broken}: faults of real engines, to find and mend with `lab break NAME` |")
+        text = "faults of real engines, to find and mend ([the museum](../../docs/museum.md))"
+        lines.append(f"| break | {broken}: {text}, such as `python -m minisgl.lab break {broken.split('`')[1]}` |")
     if lab.stretch:
         lines.append(f"| a number to beat | {lab.stretch.says} It is not graded. |")
     return "\n".join(lines)

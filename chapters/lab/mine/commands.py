@@ -19,6 +19,7 @@ from minisgl.chapters.lab.mine.engine import own_parts, own_versions, parts_of
 from minisgl.chapters.lab.mine.rungs import COUNTS, changes, is_counted, measure, rungs_of
 from minisgl.chapters.lab.mine.schedules import CHECKED, run_schedules
 from minisgl.chapters.lab.museum.command import add_break, museum_line, run_break
+from minisgl.chapters.lab.museum.pieces import pieces
 
 __all__ = ["ENGINE_COMMANDS", "add_engine_commands", "after_lab", "measure_stretch"]
 
@@ -139,6 +140,11 @@ def after_lab(folder: Folder, lab: Lab) -> str:
     parts = own_parts(folder)
     number = sum(part.finished for part in parts)
     text = f"Your engine has {number} of {len(parts)} parts of your own: python -m minisgl.lab serve"
+    broken = [piece.name for piece in pieces() if piece.lab == lab.lab]
+    if broken:
+        text += (
+            f"\nFaults of real engines that go with it: {', '.join(broken)}: python -m minisgl.lab break {broken[0]}"
+        )
     rungs = rungs_of(parts)
     at = next((i for i, rung in enumerate(rungs) if rung.lab == lab.lab), 0)
     if at:
