@@ -374,10 +374,10 @@ def judge_mask(world: World, text: bytes, got: set[int], also: Sequence[tuple[st
         raise Broken("whole-token" if first else "wrong", promise, what + seen)
     token = next(each for each in missing if each not in ends)
     seen = f"token {token}, {text_of(tokens[token])}, is forbidden, although a text of the grammar goes on so."
-    twin = {t for t in right if t not in ends and tokens.count(tokens[t]) > 1}
+    repeated = {t for t in right if t not in ends and tokens.count(tokens[t]) > 1}
     inner = {t for t in right if t not in ends and any(o != tokens[t] and o.startswith(tokens[t]) for o in tokens)}
     longer = {t for t in right if t not in ends and len(tokens[t]) > 1}
-    if set(missing) <= twin and not set(missing) == inner & right:
+    if set(missing) <= repeated and not set(missing) == inner & right:
         raise Broken("same-bytes", promise, f"{what}{seen} Another token has the same bytes.")
     if set(missing) == inner:
         raise Broken("inner", promise, f"{what}{seen} Another token begins with these bytes.")
