@@ -190,6 +190,7 @@ def test_from_the_list_to_the_card(
     assert (tmp_path / piece.file).read_text() == piece.faulty() and piece.sources[0].url in text
     assert "another answer than it gets alone" in text and "promise 8" not in text
     assert violation_of(tmp_path / piece.trace) is not None
+    assert "still breaks a promise: run it" in said("collision", "--grade", "--seed", "1", status=1)
     assert "is not the one" in said("collision", "--answer", "promise=3", "step=7", status=1)
     assert "Java" not in said("collision", "--answer", "promise=8", "step=2", status=1)
     assert "Right, at answer 3" in (told := said("collision", "--answer", "step=7", "promise=8")) and "Java" in told
