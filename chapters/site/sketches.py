@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from minisgl.chapters.site.diagrams import draw_arrow, draw_box
 from minisgl.trace.draw.svg import NARROW, Picture, figure
 
-__all__ = ["automaton", "paged", "roofline", "sequence", "tiles", "verify"]
+__all__ = ["automaton", "blocks", "paged", "roofline", "sequence", "tiles", "verify"]
 
 LANES = (("client", "well"), ("API", "q0"), ("tokenizer", "q3"), ("rank 0", "q2"), ("rank 1", "q2"), ("detok.", "q3"))
 """Names and colours of the lanes of `sequence`."""
@@ -235,4 +235,47 @@ def automaton() -> str:
             pic.rect(i * 68, top + 16, 64, 24, "accepted" if token in right else "free", r=4)
             pic.text(i * 68 + 32, top + 32, token, "mid small on" if token in right else "mid small soft")
     pic.legend(0, 222, [("accepted", "allowed"), ("free", "forbidden: the score becomes −∞")])
+    return figure(pic.render())
+
+
+NUMBERS = (0.3, -0.8, 1.4, -0.2, 0.9, -1.3, 0.6, -0.5, 0.4, 11.0, -0.7, 1.0)
+"""Numbers of a row of a weight, of which one is large, for `blocks`."""
+
+
+def blocks() -> str:
+    """Return the diagram of a row of numbers as integers, with one scale and with a scale for each half."""
+    pic = Picture("blocks", "One large number, with one scale and with a scale for each block")
+    pic.desc = (
+        "A row of twelve numbers between -1.4 and 1.4, except one, which is 11. Above, one scale for the whole row: "
+        "the steps between the integers from -7 to 7 are 1.57 wide, and all others become -1, 0 or 1. Below, a scale "
+        "for each block of six: in the block without the large number, the steps are 0.20 wide, and the six numbers "
+        "become six different integers."
+    )
+    half, wide = len(NUMBERS) // 2, NARROW / len(NUMBERS)
+    pic.text(0, 10, "a row of a weight", "small soft")
+    for i, number in enumerate(NUMBERS):
+        pic.text(i * wide + wide / 2, 28, f"{number:g}".replace("-", "−"), "mid small")
+    for k, (words, parts) in enumerate(
+        (("one scale for the row", (NUMBERS,)), ("a scale for each block", (NUMBERS[:half], NUMBERS[half:])))
+    ):
+        top = 46.0 + 62 * k
+        pic.text(0, top + 8, words, "small soft")
+        at = 0
+        for part in parts:
+            step = max(map(abs, part)) / 7
+            for number in part:
+                integer = round(number / step)
+                cls = "free" if integer == 0 else "accepted" if abs(integer) > 1 else "q0"
+                pic.rect(at * wide + 1, top + 14, wide - 2, 22, cls, r=3)
+                pic.text(
+                    at * wide + wide / 2,
+                    top + 29,
+                    str(integer).replace("-", "−"),
+                    "mid small on" if integer else "mid small soft",
+                )
+                at += 1
+            left, right = (at - len(part)) * wide + 2, at * wide - 2
+            pic.path([(left, top + 40), (right, top + 40)], "line")
+            pic.text((left + right) / 2, top + 53, f"step {step:.2f}", "mid small soft")
+    pic.legend(0, 178, [("free", "became 0"), ("q0", "±1"), ("accepted", "told apart")])
     return figure(pic.render())

@@ -27,6 +27,7 @@ COUNTED = {
     "ring": "77.3 µs",
     "experts": "205 operations",
     "draft": "1.63 tokens a step, and 267 drafts",
+    "int8": "1.06 bytes a number, 2.4 % off",
     "grammar": "112 steps, and 0 drafts",
     "slo": "TTFT p99 1,577 ms, longest gap 33 ms, 3 documents' prompts in the flood, all done after 11.7 s",
 }
@@ -41,6 +42,44 @@ BETTER = {
         ("MyPolicy(self.order)", "MyPolicy(self.order, self.pacing)"),
         ("budget.grant(r, r.num_remaining_tokens)", "budget.grant(r, min(r.num_remaining_tokens, self.most))"),
         ("w.num_tokens - w.num_cached_tokens)", "min(w.num_tokens - w.num_cached_tokens, self.most))"),
+    ],
+    # Integers of 6 bits, four in three bytes.
+    "int8": [
+        (
+            "    methods: ClassVar[tuple[str, ...]] = ()\n",
+            "    form: str = 'rules'\n    methods: ClassVar[tuple] = ()\n",
+        ),
+        ("return MyConverter(device)", "return MyConverter(device, self.form)"),
+        ("(self, device: torch.device):\n", "(self, device: torch.device, form: str):\n        self.form = form\n"),
+        ("module.keep_packed()", "module.keep_packed(self.form)"),
+        (
+            "    def keep_packed(self) -> None:\n",
+            "    def keep_packed(self, form) -> None:\n"
+            "        if form == 'own':\n"
+            "            self.packed = Small.of(self.weight.detach())\n"
+            "            del self.weight\n"
+            "            return\n",
+        ),
+        (
+            "class BlocksLayer(nn.Module):\n",
+            "@dataclass\n"
+            "class Small:\n"
+            "    bytes: Tensor\n"
+            "    scales: Tensor\n\n"
+            "    @classmethod\n"
+            "    def of(cls, weight):\n"
+            "        blocks = weight.float().unflatten(1, (-1, BLOCK))\n"
+            "        scales = (blocks.abs().amax(2) / 31).half()\n"
+            "        q = (blocks / scales.float().unsqueeze(2)).round().clamp(-31, 31).to(torch.uint8) & 63\n"
+            "        a, b, c, d = q.unflatten(2, (4, 8)).unbind(2)\n"
+            "        return cls(torch.stack([a | b << 6, b >> 2 | c << 4, c >> 4 | d << 2], 2), scales)\n\n"
+            "    @property\n"
+            "    def integers(self):\n"
+            "        x, y, z = self.bytes.unbind(2)\n"
+            "        q = torch.stack([x & 63, x >> 6 | (y & 15) << 2, y >> 4 | (z & 3) << 4, z >> 2], 2).flatten(2)\n"
+            "        return (q << 2).view(torch.int8) >> 2\n\n\n"
+            "class BlocksLayer(nn.Module):\n",
+        ),
     ],
     # The tokens of the text that must follow, each as long as possible, without the last one.
     "grammar": [

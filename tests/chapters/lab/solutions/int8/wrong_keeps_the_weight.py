@@ -1,0 +1,7 @@
+# causes: keeps
+# gate: model
+
+
+class BlocksLayer:
+    def keep_packed(self):
+        self.packed = pack(self.weight.detach())

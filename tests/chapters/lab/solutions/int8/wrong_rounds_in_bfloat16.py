@@ -1,0 +1,11 @@
+# causes: rounds
+# gate: product
+
+
+def product(x, packed, bias=None):
+    integers, factors = round_rows(x)
+    total = torch.zeros(len(x), len(packed.scales), dtype=torch.bfloat16)
+    for block in range(packed.scales.shape[1]):
+        sums = integers[:, block].float() @ packed.integers[:, block].float().T
+        total += sums * factors[:, block, None] * packed.scales[:, block].float()
+    return (total if bias is None else total + bias.float()).to(x.dtype)
