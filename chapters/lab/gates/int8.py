@@ -338,6 +338,7 @@ def run_bytes(student: Student) -> str:
 def run_cpp(student: Student) -> str:
     """Compare `pack` and `product` together with the shipped product, in C++ where there is a compiler."""
     from minisgl.plugins.kernels.ops import grouped
+    from minisgl.plugins.kernels.ops.cpp.grouped import serves
 
     module = module_of(student)
     generator = torch.Generator().manual_seed(student.random.randrange(10**6))
@@ -349,7 +350,7 @@ def run_cpp(student: Student) -> str:
     if not off < 2e-3:  # a number of x between two integers may go to either
         promise = "With the same integers, the product is that of plugins/kernels/ops/cpp/grouped.cpp."
         raise Broken("wrong", promise, f"The largest difference is {100 * off:.2f} % of the largest result.")
-    where = "C++" if grouped.cpp.serves(x) else "the shipped product in torch"
+    where = "C++" if serves(x) else "the shipped product in torch"
     return f"the largest difference from {where} is {off:.1e} of the largest result"
 
 

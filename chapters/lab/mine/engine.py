@@ -149,6 +149,8 @@ def _reason(
         return f"{group}={given[group]} was asked for"
     if lab.hook == "moe" and model == "tutor":
         return f"the model tutor has no experts; add model={EXPERTS_MODEL}"
+    if lab.hook == "quantization" and model == EXPERTS_MODEL:
+        return f"quantize=int8 is for models without experts, and {EXPERTS_MODEL} has experts"
     if lab.hook == "models" and model != "tutor" and "architecture" not in given:
         return f"it is made for the model tutor, not for {model}"
     if lab.hook == "communicator" and given.get("tp") == "1":

@@ -105,7 +105,7 @@ def test_all_finished_parts_that_go_together(tmp_path: Path) -> None:
     assert engine.words[0].count(".py") == len(with_solutions()) - 2
 
     experts = parts_of(parts, ["model=tutor-moe"], ["slo"])
-    assert {part.lab.lab for part, _ in experts.left_out} == {"shard", "slo"}
+    assert {part.lab.lab for part, _ in experts.left_out} == {"shard", "slo", "int8"}
     assert {"moe=mine", "model=tutor-moe"} <= set(experts.words) and "architecture=Mine" not in experts.words
 
     own = parts_of(parts, ["cache=radix", "tp=1", "plugins=other.py"])
