@@ -12,12 +12,11 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import httpx
 import hypothesis
 import pytest
-
-from minisgl.plugins.external.lazy import LazyModule
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 hypothesis.settings.register_profile("minisgl", deadline=None)
@@ -71,7 +70,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def one_thread() -> Iterator[None]:
     """Set torch to one thread during a test module. Do nothing if torch is not imported."""
     torch = sys.modules.get("torch")
-    if torch is None or isinstance(torch, LazyModule):
+    if torch is None or type(torch) is not ModuleType:  # `minisgl.plugins.external.lazy` imports torch when it is used
         yield
         return
     before = torch.get_num_threads()
