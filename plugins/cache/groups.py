@@ -30,7 +30,7 @@ class Groups:
 
     def build(self, spec: EngineSpec) -> GroupedCache:
         if spec.has_states:
-            raise ConfigError("cache=groups knows no recurrent states, which this model has: use cache=radix.")
+            raise ConfigError("it knows no recurrent states, which this model has. Use cache=states or cache=radix.")
         return GroupedCache(spec, GroupCacheManager)
 
     def wrap_attention(

@@ -45,9 +45,7 @@ class States:
 
     def build(self, spec: EngineSpec) -> StatesCache:
         if not spec.has_states:
-            raise ConfigError(
-                "cache=states is for models with recurrent states, which this one lacks: use cache=radix."
-            )
+            raise ConfigError("it is for models with recurrent states, which this one lacks. Use cache=radix.")
         if self.snapshots < 1 or self.spacing < 1 or self.spacing % spec.page_size:
             raise ConfigError(
                 f"cache.snapshots={self.snapshots} must be positive, and cache.spacing={self.spacing} a multiple of "

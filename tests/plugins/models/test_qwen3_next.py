@@ -96,7 +96,7 @@ def test_promise_8_with_saved_states(page_size: int, num_pages: int, spacing: in
     [
         ("speculation=ngram", "a rejected draft can't be taken back out of a state. Use speculation=none"),
         ("graph=simulated", "graphs record no states. Use graph=none"),
-        ("cache=groups", "cache=groups knows no recurrent states"),
+        ("cache=groups", "cache=groups: it knows no recurrent states"),
         ("cache.spacing=24 cache=states", "a multiple of page_size=16"),
         ("cache.snapshots=0 cache=states", "must be positive"),
         ("exact=true", "exact=true does not know the order of sums"),
@@ -125,7 +125,7 @@ def test_configs_that_are_refused(fields: dict[str, Any], message: str, path: Pa
 
 
 def test_saved_states_need_a_model_with_states() -> None:
-    with pytest.raises(ConfigError, match="cache=states is for models with recurrent states"):
+    with pytest.raises(ConfigError, match="cache=states: it is for models with recurrent states"):
         LLM("tutor", overrides=["device=cpu", "num_pages=64", "cache=states"])
 
 
