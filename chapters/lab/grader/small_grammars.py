@@ -9,7 +9,7 @@ texts that go on after a byte are a grammar again. Nothing here is like the solu
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from minisgl.chapters.lab.grader.gate import Invalid
@@ -40,7 +40,11 @@ def _tree(value: Any) -> Tree:
 
 
 class Grammar:
-    """A grammar and its ``rules``. Raise `Invalid` for what is no grammar, or for a rule that begins with itself."""
+    """A grammar and its ``rules``.
+
+    Raise `Invalid` for what is no grammar, and for a rule that begins with itself, or that calls itself and has several
+    calls: an automaton may refuse it, because a text may then be at very many places.
+    """
 
     def __init__(self, tree: Any, rules: Sequence[Any]):
         self.rules = [_tree(each) for each in rules]
@@ -51,16 +55,10 @@ class Grammar:
         self._useful = self._fixpoint(self._may_end)
         self._after: dict[tuple[Tree, int], Tree] = {}
         begins = {i: self._begins(each) for i, each in enumerate(self.rules)}
-        for i in begins:
-            seen: set[int] = set()
-            todo = list(begins[i])
-            while todo:
-                j = todo.pop()
-                if j == i:
-                    raise Invalid
-                if j not in seen:
-                    seen.add(j)
-                    todo += begins[j]
+        calls = {i: _calls(each) for i, each in enumerate(self.rules)}
+        for i in range(len(self.rules)):
+            if i in _reached(begins, i) or (i in _reached(calls, i) and len(calls[i]) > 1):
+                raise Invalid
 
     def _check(self, tree: Tree) -> None:
         if not tree:
@@ -174,6 +172,27 @@ class Grammar:
     def ends(self, tree: Tree) -> bool:
         """Return whether a text may end here."""
         return self._may_be_empty(tree, self._empty)
+
+
+def _calls(tree: Tree) -> list[int]:
+    """Return the rules that are called in ``tree``, those in a repetition twice."""
+    kind, *parts = tree
+    if kind == "rule":
+        return [parts[0]]
+    inside = [rule for part in parts if isinstance(part, tuple) for rule in _calls(part)]
+    return inside * 2 if kind == "repeat" else inside
+
+
+def _reached(edges: Mapping[int, Collection[int]], start: int) -> set[int]:
+    """Return the rules that are reached from a rule by one edge or more."""
+    found: set[int] = set()
+    todo = list(edges[start])
+    while todo:
+        rule = todo.pop()
+        if rule not in found:
+            found.add(rule)
+            todo += edges[rule]
+    return found
 
 
 def _seq(*parts: Tree) -> Tree:
