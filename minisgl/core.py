@@ -263,9 +263,9 @@ class EngineSpec:
         limit = self.max_tokens_per_request
         if num_prompt_tokens + max_tokens > limit:
             limited_by = "the model's context" if limit == self.max_seq_len else "the KV pool"
-            text = f"The prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}: together more than "
             name = "prompt" if num_prompt_tokens >= limit else "max_tokens"
-            raise too_long(name, limit, f"{text}{limited_by} can hold.")
+            sizes = f"The prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}"
+            raise too_long(name, limit, f"{sizes}: together more than {limited_by} can hold.")
 
 
 class Engine(Protocol):

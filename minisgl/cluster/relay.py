@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 from minisgl.cluster.upstream import UpstreamError
 from minisgl.server.app import is_authorized, read_body
 from minisgl.server.errors import CLIENT_CLOSED_REQUEST, ApiError, timed_out
-from minisgl.server.generate import Json
+from minisgl.server.generate import Json, wait_for_disconnect
 from minisgl.server.request_record import record_of
 
 log = logging.getLogger(__name__)
@@ -198,7 +198,7 @@ class Relay:
     async def _relay_while_connected(self, path: str, scope: Scope, receive: Receive, send: Send, body: Body) -> None:
         """Run `_relay` until it is done or the client disconnects. Raise `ApiError` (504) if it takes too long."""
         work = asyncio.ensure_future(self._relay(path, scope, body, send))
-        disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
+        disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
         tasks = {work, disconnect}
         record = record_of(scope)
         try:
@@ -303,11 +303,6 @@ class Relay:
 def path_of(scope: Scope) -> str:
     """Return the path of a request, without the prefix of the option ``server.root_path``."""
     return scope["path"].removeprefix(scope.get("root_path", "")) or "/"
-
-
-async def _wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _request_headers(scope: Scope, length: int) -> list[tuple[bytes, bytes]]:

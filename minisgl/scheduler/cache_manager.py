@@ -136,7 +136,8 @@ class CacheManager:
         last: _PrefixMatch | None = req.prefix_match
         if last is None:
             ids, size = req.tokens(), self.spec.page_size
-            key = Key(req.params.cache_salt, ids[: _num_reusable_tokens(req) // size * size * self.reuses])
+            end = _num_reusable_tokens(req) // size * size if self.reuses else 0
+            key = Key(req.params.cache_salt, ids[:end])
             last = req.prefix_match = _PrefixMatch(ids, key)
         if last.version != self._version or last.result is None:
             last.result = self.cache.match(last.key) if last.result is None else self._rematch(last.key, last.result)

@@ -252,7 +252,7 @@ async def respond_json(request: Request, dispatcher: Dispatcher, stream: Stream,
                 choices[index].add(delta)
 
     try:
-        if not await _run_unless_disconnected(request.receive, collect()):
+        if not await run_unless_disconnected(request.receive, collect()):
             return Response(status_code=CLIENT_CLOSED_REQUEST)
     finally:
         dispatcher.abort(stream)  # the requests that have not finished, after an error or a disconnect
@@ -264,7 +264,7 @@ async def respond_stream(
 ) -> Response:
     """Return a streamed response once the scheduler has accepted every request. Raise `ApiError` if one is refused."""
     try:
-        if not await _run_unless_disconnected(request.receive, stream.wait_until_accepted()):
+        if not await run_unless_disconnected(request.receive, stream.wait_until_accepted()):
             dispatcher.abort(stream)
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         for delta in stream.peek():
@@ -293,7 +293,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await _run_unless_disconnected(receive, self._send_events(send))
+            await run_unless_disconnected(receive, self._send_events(send))
         finally:
             self._dispatcher.abort(self._stream)
 
@@ -353,10 +353,10 @@ def _check(delta: Delta, builder: ResponseBuilder) -> None:
     raise ApiError.from_finished(end, builder.names)
 
 
-async def _run_unless_disconnected(receive: Receive, work: Awaitable[T]) -> bool:
+async def run_unless_disconnected(receive: Receive, work: Awaitable[T]) -> bool:
     """Run ``work``, and cancel it if the client disconnects. Return whether it finished; raise its exception if any."""
     task = asyncio.ensure_future(work)
-    disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
+    disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
     try:
         await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -368,6 +368,7 @@ async def _run_unless_disconnected(receive: Receive, work: Awaitable[T]) -> bool
         await asyncio.gather(task, disconnect, return_exceptions=True)
 
 
-async def _wait_for_disconnect(receive: Receive) -> None:
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -27,7 +27,7 @@ from minisgl.plugins.live.view.observer import TOPIC
 from minisgl.server.app import GET_OR_HEAD, Api
 from minisgl.server.errors import CLIENT_CLOSED_REQUEST, ApiError
 from minisgl.server.extension import HttpExtension
-from minisgl.server.generate import Json
+from minisgl.server.generate import Json, run_unless_disconnected, wait_for_disconnect
 from minisgl.server.request_record import Stream
 from minisgl.trace.draw.svg import theme
 
@@ -175,17 +175,14 @@ class Live(HttpExtension):
         @router.post("/live/what-if", openapi_extra=described(WhatIfBody))
         async def what_if(request: Request) -> Response:
             body, overrides = await api.read(request, WhatIfBody, WhatIfBody.overrides)
-            asking = asyncio.ensure_future(self._ask(body.at, overrides))
-            gone = asyncio.ensure_future(_disconnected(request.receive))
-            try:
-                await asyncio.wait({asking, gone}, return_when=asyncio.FIRST_COMPLETED)
-                if not asking.done():
-                    return Response(status_code=CLIENT_CLOSED_REQUEST)
-                return Response(asking.result(), media_type="application/json")
-            finally:  # a cancelled simulation ends its process
-                gone.cancel()
-                asking.cancel()
-                await asyncio.gather(asking, gone, return_exceptions=True)
+            found: list[bytes] = []
+
+            async def asked() -> None:
+                found.append(await self._ask(body.at, overrides))
+
+            if not await run_unless_disconnected(request.receive, asked()):  # a cancelled simulation ends its process
+                return Response(status_code=CLIENT_CLOSED_REQUEST)
+            return Response(found[0], media_type="application/json")
 
     async def _ask(self, at: int, overrides: list[str]) -> bytes:
         """Return both futures of the recording from step ``at`` on, as JSON. Raise `ApiError`."""
@@ -334,7 +331,7 @@ class _Page(Response):
         self._wake.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gone = asyncio.ensure_future(_disconnected(receive))
+        gone = asyncio.ensure_future(wait_for_disconnect(receive))
         self._live.open(self)
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -360,11 +357,6 @@ class _Page(Response):
         finally:
             gone.cancel()
             self._live.shut(self)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _frame(lines: bytes) -> bytes:

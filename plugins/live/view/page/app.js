@@ -173,7 +173,7 @@ for (const button of document.querySelectorAll("[data-workload]"))
   });
 $("what-if-naive").addEventListener("click", () => {
   if (!model.steps.length) { message("Nothing has happened yet: press A class of 16 first."); return; }
-  const at = begun ?? (model.steps.length ? model.steps[0].s : 0);
+  const at = begun ?? model.steps[0].s;
   whatIf.askFor({ at, cache: "naive" }, ({ rows }) => {
     const [, was, would] = rows.find(([name]) => name.startsWith("time to first token"));
     $("found-what-if").textContent = `The median time to the first token is ${was} ms with the cache, and would be ${would} ms without it.`;
