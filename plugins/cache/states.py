@@ -131,7 +131,7 @@ class StatesManager(CacheManager):
         return super().flush()
 
     def with_states(self, step: Step, reqs: Sequence[Req]) -> Step:
-        """Return the step with the states to load, and those that its prefill chunks save on their way."""
+        """Return the step with the states to load, and those to save where its prefill chunks reach a border."""
         saves = []
         for row in range(step.num_continuing, step.rows):
             start = int(step.num_computed_tokens[row])

@@ -38,12 +38,12 @@ class GatedNorm(RMSNorm):
 class GatedDeltaNet(nn.Module):
     """Linear attention with the gated delta rule; heads are split over the ranks, by whole key heads.
 
-    ``number`` counts the layers of this kind. The output is a partial sum.
+    ``number`` counts the layers of this kind, which share ``pieces``. The output is a partial sum.
     """
 
-    def __init__(self, number: int, c: ModelConfig, ctx: Context):
+    def __init__(self, number: int, pieces: Pieces, c: ModelConfig, ctx: Context):
         super().__init__()
-        self.number, self.ctx = number, ctx
+        self.number, self.pieces, self.ctx = number, pieces, ctx
         self.all_k_heads, self.dk, self.dv = (
             c.need(f"linear_{size}") for size in ("num_key_heads", "key_head_dim", "value_head_dim")
         )
@@ -102,14 +102,13 @@ class GatedDeltaNet(nn.Module):
 
         Each row goes on with the state in its slot, or with zeros if it begins at position 0, and leaves its new state.
         """
-        batch = self.ctx.batch
-        assert batch is not None
+        batch, pieces = self.pieces.of_step(self.ctx)
         mixed, gate, beta, decay = self.project(x)
         log_decay = -self.A_log.float().exp() * F.softplus(decay.float() + self.dt_bias)
         beta = beta.sigmoid().float()
         out = torch.empty_like(gate)
         states = self.ctx.states[2 * self.number : 2 * self.number + 2]
-        for piece in _pieces(batch, self.ctx.state_saves):
+        for piece in pieces:
             slots, begins = batch.req_pool_indices[piece.rows].long(), piece.begins.view(-1, 1, 1)
             parts = (part[piece.tokens].unflatten(0, (len(slots), -1)) for part in (mixed, beta, log_decay))
             out[piece.tokens] = self._absorb(states, slots, begins, *parts).flatten(0, 1)
@@ -154,6 +153,21 @@ class _Piece(NamedTuple):
     tokens: slice
     begins: Tensor  # [rows] bool: whether the row begins at position 0 with these tokens
     save: int | None = None  # the slot in which the state after these tokens is saved
+
+
+class Pieces:
+    """The pieces of the step that runs. They are the same for all layers, so the first one computes them."""
+
+    def __init__(self) -> None:
+        self._made: tuple[AttnBatch, tuple[I32, I32, I32] | None, list[_Piece]] | None = None
+
+    def of_step(self, ctx: Context) -> tuple[AttnBatch, list[_Piece]]:
+        """Return the batch of ``ctx``, and the pieces in which its tokens are absorbed."""
+        batch, saves = ctx.batch, ctx.state_saves
+        assert batch is not None
+        if self._made is None or self._made[0] is not batch or self._made[1] is not saves:
+            self._made = batch, saves, list(_pieces(batch, saves))
+        return batch, self._made[2]
 
 
 def _pieces(batch: AttnBatch, saves: tuple[I32, I32, I32] | None) -> Iterator[_Piece]:

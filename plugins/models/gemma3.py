@@ -6,21 +6,20 @@ The text part of the multimodal checkpoints (4B and larger) is served, without t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minisgl.config import ConfigError
 from minisgl.hooks import hookimpl
 from minisgl.layers import AttentionLayer, Context, RMSNorm, RMSNormFused, VocabParallelEmbedding
-from minisgl.layers.weight_shards import WeightShard, WeightSource
+from minisgl.layers.weight_shards import WeightSource
 from minisgl.models.config import ModelConfig
 from minisgl.models.converter import convert
 from minisgl.models.decoder import Decoder
 from minisgl.plugins.models.layer_types import RoPEByLayerType, TypedAttention
+from minisgl.plugins.models.multimodal import TextPart, text_config
 
 MULTIMODAL = "Gemma3ForConditionalGeneration"
 _DEFAULTS: dict[str, Any] = {
@@ -42,11 +41,6 @@ _DEFAULTS: dict[str, Any] = {
     "final_logit_softcapping": None,
 }
 """Those of Gemma3TextConfig in transformers."""
-_LANGUAGE = ("language_model.model.", "model.language_model.")
-"""What precedes the names of the text part's tensors in multimodal checkpoints: as published, and by transformers 5."""
-_VISION = tuple(
-    f"{base}{name}." for base in ("", "model.") for name in ("vision_tower", "multi_modal_projector", "visual")
-)
 
 
 @hookimpl
@@ -54,12 +48,7 @@ def minisgl_read_config(raw: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return config.json of a Gemma 3 model, with the text part of a multimodal one at the top level."""
     architectures = raw.get("architectures")
     if architectures == [MULTIMODAL]:
-        text = raw.get("text_config")
-        if not isinstance(text, dict):
-            raise ConfigError(f"text_config of a {MULTIMODAL} must be an object, got {text!r}.")
-        tied = raw.get("tie_word_embeddings", text.get("tie_word_embeddings", True))
-        shared = {key: raw[key] for key in ("dtype", "torch_dtype", "quantization_config") if key in raw}
-        raw = {**shared, **text, "architectures": architectures, "tie_word_embeddings": tied}
+        raw = text_config(raw, MULTIMODAL, tied=True)
     elif architectures != ["Gemma3ForCausalLM"]:
         return None
     fields = {**_DEFAULTS, **raw}
@@ -178,27 +167,6 @@ class Gemma3ForCausalLM(Decoder):
         """Compute the logits, capped if config.json has ``final_logit_softcapping``."""
         logits, cap = super().logits(hidden), self.config.raw["final_logit_softcapping"]
         return logits if cap is None else cap * torch.tanh(logits / cap)
-
-
-class TextPart:
-    """The tensors of a multimodal checkpoint's text part, under the names that they have in a text-only checkpoint."""
-
-    def __init__(self, source: WeightSource):
-        self.source, self.stored = source, {}
-        for name in source.names or ():
-            prefix = next((prefix for prefix in _LANGUAGE if name.startswith(prefix)), "")
-            if not name.startswith(_VISION):
-                text = f"model.{name.removeprefix(prefix)}" if prefix else name.removeprefix("language_model.")
-                self.stored[text] = name
-
-    @property
-    def names(self) -> frozenset[str] | None:
-        """The names of the text part's tensors; None: the source has any tensor."""
-        return None if self.source.names is None else frozenset(self.stored)
-
-    def fill(self, shard: WeightShard) -> None:
-        """Fill the shard from the tensor that the checkpoint has under its own name."""
-        self.source.fill(replace(shard, name=self.stored.get(shard.name, shard.name)))
 
 
 class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):

@@ -16,7 +16,7 @@ from minisgl.hooks import hookimpl
 from minisgl.layers.linear import Merged
 from minisgl.layers.weight_shards import WeightSource
 from minisgl.plugins.models.gated_delta import GatedDeltaNet
-from minisgl.plugins.models.gemma3 import TextPart
+from minisgl.plugins.models.multimodal import TextPart, text_config
 from minisgl.plugins.models.qwen3_next import Qwen3NextForCausalLM, SharedExpertMoE, with_full_layers
 
 
@@ -109,12 +109,7 @@ def minisgl_read_config(raw: Mapping[str, Any]) -> dict[str, Any] | None:
     if len(architectures) != 1 or name not in CLASSES:
         return None
     if "ConditionalGeneration" in name:
-        text = raw.get("text_config")
-        if not isinstance(text, dict):
-            raise ConfigError(f"text_config of a {name} must be an object, got {text!r}.")
-        shared = {key: raw[key] for key in ("dtype", "torch_dtype", "quantization_config") if key in raw}
-        tied = raw.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
-        raw = {**shared, **text, "architectures": architectures, "tie_word_embeddings": tied}
+        raw = text_config(raw, name, tied=False)
     if raw.get("attn_output_gate", True) is not True:
         raise ConfigError(f"{name}: attn_output_gate={raw['attn_output_gate']!r} is not supported: it must be true.")
     fields = with_full_layers(raw, name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -24,7 +25,7 @@ from minisgl.models.config import ModelConfig
 from minisgl.models.converter import convert
 from minisgl.models.decoder import Decoder
 from minisgl.plugins.models.experts import MoELayer
-from minisgl.plugins.models.gated_delta import GatedDeltaNet
+from minisgl.plugins.models.gated_delta import GatedDeltaNet, Pieces
 from minisgl.plugins.models.gemma3 import FinalNorm, GemmaNorm
 
 log = logging.getLogger(__name__)
@@ -195,6 +196,11 @@ class Qwen3NextForCausalLM(Decoder):
         super().__init__(config, ctx)
         convert(self, {RMSNormFused: FinalNorm})
 
+    @cached_property
+    def pieces(self) -> Pieces:
+        """What the layers of linear attention share."""
+        return Pieces()
+
     @property
     def rotated(self) -> int:
         """Number of dimensions of a head that are rotated."""
@@ -218,7 +224,7 @@ class Qwen3NextForCausalLM(Decoder):
         if index in full:
             mixer = GatedAttention(before, self.rotated, c, self.ctx)
         else:
-            mixer = self.linear_attention(index - before, c, self.ctx)
+            mixer = self.linear_attention(index - before, self.pieces, c, self.ctx)
         return Qwen3NextLayer(mixer, self.mlp(index), c, self.ctx)
 
     def mlp(self, index: int, **options: Any) -> nn.Module:
