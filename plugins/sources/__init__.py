@@ -1,1 +1,1 @@
-"""Models with a short name that are installed as packages of their own: plugins that implement `minisgl_find_model`."""
+"""Models from other places than a directory: plugins that implement `minisgl_find_model`."""
