@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from minisgl.chapters.tutor import chatter, exercises, glossary, handbook, offscript, phrasings
 from minisgl.chapters.tutor.words import Split, chance, invent
@@ -44,11 +45,12 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Question:
-    """One held-out question: its messages, of which the last is the question, and the only right answer."""
+    """One held-out question: its messages, of which the last is the question, the only right answer, and tools."""
 
     family: str
-    messages: tuple[dict[str, str], ...]
+    messages: tuple[dict[str, Any], ...]
     answer: str
+    tools: tuple[dict[str, Any], ...] = ()
 
 
 _SYSTEMS = (
@@ -197,10 +199,11 @@ def conversation(rng: random.Random, domain: str, tokens: int) -> Conversation:
             turns = [Turn(hello, greeting, "talk"), *between, Turn(ask, name, "talk")]
     if not turns:
         turns = [turn(rng, "train", rng.choice(families)) for _ in range(rng.choice((1, 1, 2, 3, 4, 6)))]
-    return Conversation(tuple(turns), _system(rng))
+    return Conversation(tuple(turns), system_text(rng))
 
 
-def _system(rng: random.Random) -> str | None:
+def system_text(rng: random.Random) -> str | None:
+    """Return a system message that changes no answer, or None for no system message."""
     if chance(rng, 65):
         return None
     if chance(rng, 70):
@@ -243,7 +246,7 @@ def _about_a_handbook(rng: random.Random, split: Split, tokens: int) -> Conversa
     if chance(rng, 40):
         system: str | None = rng.choice(_BOOK_IN_SYSTEM).format(b=text)
     else:
-        system = _system(rng) if chance(rng, 50) else None
+        system = system_text(rng) if chance(rng, 50) else None
         turns[0] = Turn(rng.choice(_BOOK_IN_USER).format(b=text, q=turns[0].user), turns[0].answer, turns[0].family)
         if chance(rng, 3):
             return Conversation((turns[0],), raw=True)

@@ -14,14 +14,15 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 from tokenizers import Tokenizer
 
+from minisgl.chapters.tutor import tools
 from minisgl.chapters.tutor.corpus import SHARES, Conversation, conversation
 from minisgl.chapters.tutor.tokenizer import END, END_TURN, START_TURN
 
 PROMPT_WEIGHT = 0.05
 """Loss weight of the tokens of prompts: system messages and user messages."""
 
-ANSWER_WEIGHT = {"lookup": 4.0, "absent": 4.0}
-"""Loss weight of an answer's tokens by family; 1 for other families. Rows with a long handbook hold few answers."""
+ANSWER_WEIGHT = {"lookup": 4.0, "absent": 4.0, "call": 2.0, "result": 2.0}
+"""Loss weight of an answer's tokens by family; 1 for others. Rows with long handbooks or tools hold few answers."""
 
 
 Array = TypeVar("Array")
@@ -76,6 +77,15 @@ class Packer:
         self.seed = seed
         self.length = length
 
+    @staticmethod
+    def domain_of(row: int) -> str:
+        """Return the domain of a row."""
+        return domain_of(row)
+
+    def conversation(self, rng: random.Random, domain: str, tokens: int) -> Conversation:
+        """Return a conversation of a domain. One about a handbook has at most about ``tokens`` tokens."""
+        return conversation(rng, domain, tokens)
+
     def rows(self, first: int, count: int) -> Rows[np.ndarray]:
         """Return the rows ``first`` to ``first + count - 1``."""
         rows = [self.row(first + i) for i in range(count)]
@@ -87,13 +97,13 @@ class Packer:
         The row holds conversations of one domain. The last conversation is cut off at the end of the row.
         """
         rng = random.Random(f"{self.seed} {number}")
-        domain = domain_of(number)
+        domain = self.domain_of(number)
         tokens: list[int] = []
         weights: list[float] = []
         documents: list[int] = []
         document = 0
         while len(tokens) < self.length:
-            parts = segments(conversation(rng, domain, self.length - len(tokens)))
+            parts = segments(self.conversation(rng, domain, self.length - len(tokens)))
             encoded = self.tokenizer.encode_batch_fast([text for text, _ in parts], add_special_tokens=False)
             for encoding, (_, weight) in zip(encoded, parts, strict=True):
                 tokens += encoding.ids
@@ -106,3 +116,14 @@ class Packer:
             np.asarray(weights[cut], np.float16),
             np.asarray(documents[cut], np.int16),
         )
+
+
+class ToolPacker(Packer):
+    """Packs conversations with tools into every third row, the domain ``tools``, and the usual text into the others."""
+
+    @staticmethod
+    def domain_of(row: int) -> str:
+        return domain_of(row - row // 3 - 1) if row % 3 else "tools"
+
+    def conversation(self, rng: random.Random, domain: str, tokens: int) -> Conversation:
+        return tools.conversation(rng, tokens) if domain == "tools" else conversation(rng, domain, tokens)

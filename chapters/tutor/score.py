@@ -18,12 +18,19 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from minisgl.chapters.tutor.corpus import EXAMS, Question, exam
+from minisgl.chapters.tutor import corpus, tools
+from minisgl.chapters.tutor.corpus import Question
 from minisgl.chapters.tutor.exercises import COLOR_ODDS
 from minisgl.models.shipped import weights_dir
 
 BARS = {"lookup": 90.0, "sum": 95.0, "count": 95.0, "copy": 95.0, "glossary": 85.0}
 """Percentage of held-out questions, by family, that the shipped weights must answer correctly."""
+
+TOOL_BARS = {"call": 90.0, "result": 90.0, "no_call": 90.0}
+"""The same for the families with tools."""
+
+FAMILIES = (*corpus.EXAMS, *tools.EXAMS)
+"""All families of held-out questions. The last ones need a chat template with tools."""
 
 BEGINNINGS = ("unknown", "fallback")
 """Families of which only the beginning of the answer is compared: it continues with one of several suggestions."""
@@ -51,14 +58,18 @@ class Runner:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
         self.device = device
 
+    def prompt(self, question: Question) -> str:
+        """Return the prompt of a question."""
+        text: str = self.tokenizer.apply_chat_template(
+            list(question.messages), tools=list(question.tools) or None, tokenize=False, add_generation_prompt=True
+        )
+        return text
+
     def answers(self, questions: list[Question], tokens_per_batch: int = 32_768) -> list[str]:
         """Return the greedily decoded answers, in the order of the questions."""
         if not questions:
             return []
-        prompts = [
-            self.tokenizer.apply_chat_template(list(item.messages), tokenize=False, add_generation_prompt=True)
-            for item in questions
-        ]
+        prompts = [self.prompt(item) for item in questions]
         prompt_lengths = [len(ids) for ids in self.tokenizer(prompts)["input_ids"]]
         wanted = [len(ids) + 8 for ids in self.tokenizer([item.answer for item in questions])["input_ids"]]
         order = sorted(range(len(questions)), key=lambda i: (prompt_lengths[i] // 64, wanted[i], i))
@@ -90,8 +101,7 @@ class Runner:
         """
         pairs = []
         for item in questions:
-            messages = list(item.messages)
-            prompt = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            prompt = self.prompt(item)
             end = "" if item.family in BEGINNINGS else self.tokenizer.eos_token
             pairs.append((self.tokenizer.encode(prompt), self.tokenizer.encode(item.answer + end)))
         said = [False] * len(pairs)
@@ -126,7 +136,7 @@ def is_right(question: Question, answer: str) -> bool:
 
 def score(runner: Runner, family: str, size: int, seed: int = 0, tokens_per_batch: int = 16_384) -> Score:
     """Score ``size`` held-out questions of one family. Only those for which `would_say` is False are decoded."""
-    questions = exam(family, size, seed)
+    questions = (tools if family in tools.EXAMS else corpus).exam(family, size, seed)
     said = runner.would_say(questions, tokens_per_batch)
     result = Score(family, right=sum(said), asked=len(questions))
     rest = [question for question, right in zip(questions, said, strict=True) if not right]
@@ -148,22 +158,23 @@ def all_odds(runner: Runner) -> dict[str, dict[str, float]]:
     }
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=weights_dir("tutor"))
     parser.add_argument("--size", type=int, default=200, help="questions per family")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--families", nargs="+", default=list(EXAMS), choices=EXAMS)
+    parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=FAMILIES)
     parser.add_argument("--json", type=Path, help="file to write scores, wrong answers and odds to")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     runner = Runner(options.model, options.device)
     report: dict[str, Any] = {"size": options.size, "seed": options.seed, "scores": {}, "odds": {}, "wrong": {}}
     print(f"{'family':<10} {'right':>12} {'percent':>8}  {'bar':>4}  seconds")
     for family in options.families:
         start = time.monotonic()
         result = score(runner, family, options.size, options.seed, 16_384 if options.device == "cpu" else 400_000)
-        bar = f"{BARS[family]:.0f}" if family in BARS else ""
+        bars = {**BARS, **TOOL_BARS}
+        bar = f"{bars[family]:.0f}" if family in bars else ""
         right = f"{result.right} / {result.asked}"
         print(f"{family:<10} {right:>12} {result.percent:>7.1f}%  {bar:>4}  {time.monotonic() - start:.1f}", flush=True)
         report["scores"][family] = round(result.percent, 2)

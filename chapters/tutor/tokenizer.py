@@ -21,11 +21,29 @@ from minisgl.chapters.tutor.corpus import SHARES, conversation
 VOCABULARY = 2048
 END, START_TURN, END_TURN = SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
+    "{% macro text(content) %}{% if content is string %}{{ content }}"
+    "{% elif content %}{% for part in content %}{{ part['text'] }}{% endfor %}{% endif %}{% endmacro %}"
+    "{% if tools %}{{ '<|im_start|>system\\n' }}"
+    "{% if messages[0]['role'] == 'system' %}{{ text(messages[0]['content']) + '\\n\\n' }}{% endif %}"
+    "{{ 'You may call these tools:\\n<tools>\\n' }}"
+    "{% for tool in tools %}{{ tool['function'] | tojson }}{{ '\\n' }}{% endfor %}"
+    '{{ \'</tools>\\nWrite a call as <tool_call>\\n{"name": NAME, "arguments": {...}}\\n</tool_call><|im_end|>\\n\' }}'
+    "{% endif %}"
     "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' }}"
-    "{% if message['content'] is string %}{{ message['content'] }}"
-    "{% else %}{% for part in message['content'] %}{{ part['text'] }}{% endfor %}{% endif %}"
+    "{% if tools and loop.first and message['role'] == 'system' %}"
+    "{% elif message['role'] == 'tool' %}"
+    "{{ '<|im_start|>user\\n' if loop.first or loop.previtem['role'] != 'tool' else '\\n' }}"
+    "{{ '<tool_response>\\n' + text(message['content']) + '\\n</tool_response>' }}"
+    "{{ '<|im_end|>\\n' if loop.last or loop.nextitem['role'] != 'tool' else '' }}"
+    "{% else %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + text(message['content']) }}"
+    "{% for call in message['tool_calls'] or [] %}{% set function = call['function'] or call %}"
+    "{{ '\\n' if message['content'] or not loop.first else '' }}"
+    "{{ '<tool_call>\\n{\"name\": \"' + function['name'] + '\", \"arguments\": ' }}"
+    "{{ function['arguments'] if function['arguments'] is string else function['arguments'] | tojson }}"
+    "{{ '}\\n</tool_call>' }}{% endfor %}"
     "{{ '<|im_end|>\\n' }}"
+    "{% endif %}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )

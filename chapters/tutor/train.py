@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from minisgl.chapters.tutor import model as models
-from minisgl.chapters.tutor.packing import Packer, Rows, domain_of
+from minisgl.chapters.tutor.packing import Packer, Rows
 from minisgl.models.shipped import weights_dir
 
 WARMUP, DECAY = 0.01, 0.5
@@ -47,7 +47,7 @@ class Batches(Dataset[Any]):
     def __getitem__(self, index: int) -> Rows[Tensor]:
         options = self.options
         if self.packer is None:
-            self.packer = Packer(options.tokenizer / "tokenizer.json", options.seed, options.length)
+            self.packer = options.packer(options.tokenizer / "tokenizer.json", options.seed, options.length)
         rows = self.packer.rows((self.start + index) * options.rows, options.rows)
         return Rows(*(torch.from_numpy(array) for array in rows))
 
@@ -133,6 +133,12 @@ class Trainer:
             return float(self.step / self.options.steps)
         return float(self.seconds / (60 * self.options.minutes))
 
+    def batch_losses(self, rows: Rows[Tensor], mask: Any) -> tuple[Tensor, Tensor]:
+        """Return the loss and the weight of each token as `token_losses` does. ``mask`` is the attention's."""
+        hidden = self.model.model(rows.tokens.long(), use_cache=False, document_mask=mask).last_hidden_state
+        losses, weights = self.losses(hidden, self.model.lm_head.weight, rows)
+        return losses, weights
+
     def train_step(self, rows: Rows[Tensor]) -> tuple[Tensor, Tensor]:
         """Update the model with one batch.
 
@@ -144,8 +150,7 @@ class Trainer:
         mask = models.document_mask(rows.documents, dense=self.options.dense)
         on_gpu = self.options.device == "cuda"
         with torch.autocast("cuda", torch.bfloat16) if on_gpu else nullcontext():
-            hidden = self.model.model(rows.tokens.long(), use_cache=False, document_mask=mask).last_hidden_state
-            losses, weights = self.losses(hidden, self.model.lm_head.weight, rows)
+            losses, weights = self.batch_losses(rows, mask)
         loss = (losses * weights).sum() / weights.sum()
         total = loss
         if self.options.model == "tutor-moe":
@@ -191,15 +196,16 @@ class Trainer:
         domains: dict[str, list[float]] = {}
         first = (self.step - 1) * self.options.rows
         for i, value in enumerate(by_row.tolist()):
-            domains.setdefault(domain_of(first + i), []).append(value)
+            domains.setdefault(self.options.packer.domain_of(first + i), []).append(value)
         means = "  ".join(f"{name} {sum(values) / len(values):.4f}" for name, values in sorted(domains.items()))
         bar.write(f"step {self.step}  {self.seconds:.0f} s  loss {loss.item():.4f}  {means}")
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Return the options of the command line."""
+def make_parser(description: str | None) -> argparse.ArgumentParser:
+    """Return the parser of the options of a training."""
     cores = os.cpu_count() or 1
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.set_defaults(packer=Packer)
     parser.add_argument("--model", choices=models.NAMES, default="tutor")
     parser.add_argument("--out", type=Path, required=True, help="folder to write the trained model to")
     parser.add_argument("--checkpoint", type=Path, help="file to save to, and to resume from if it exists")
@@ -223,7 +229,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--log", type=float, default=10, help="seconds between two lines of losses")
     default = weights_dir("tutor")
     parser.add_argument("--tokenizer", type=Path, default=default, help="folder with the tokenizer's files")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def parse(arguments: list[str] | None = None, parser: argparse.ArgumentParser | None = None) -> argparse.Namespace:
+    """Return the options of the command line."""
+    options = (parser or make_parser(__doc__)).parse_args(arguments)
     options.dense |= options.device == "cpu"
     return options
 
