@@ -3,10 +3,14 @@
 Hypothesis gets no deadline, and httpx waits 60 s by default instead of 5, because a busy machine takes long. When
 several processes run the tests, a module's tests run in one of them, so that its fixtures are made once, and the
 modules that take longest begin first, so that no process waits for another at the end.
+
+The garbage collector does not search the objects of modules and collected tests again and again, here and in the
+processes that tests start (children/sitecustomize.py).
 """
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 import sys
@@ -23,6 +27,11 @@ hypothesis.settings.register_profile("minisgl", deadline=None)
 hypothesis.settings.load_profile("minisgl")
 default_timeout: httpx.Timeout = inspect.signature(httpx.get).parameters["timeout"].default
 default_timeout.connect = default_timeout.read = default_timeout.write = default_timeout.pool = 60.0
+
+gc.disable()  # until all tests are collected
+CHILDREN = str(Path(__file__).parent / "children")
+if CHILDREN not in (paths := os.environ.get("PYTHONPATH", "").split(os.pathsep)):
+    os.environ["PYTHONPATH"] = os.pathsep.join([CHILDREN, *filter(None, paths)])
 
 TESTS = f"{Path(__file__).parent.as_posix()}/"
 LONGEST = (
@@ -64,6 +73,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(module))
     items.sort(key=lambda item: order.get(modules[item], len(order)))
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector run, and exclude all objects that exist now from its searches."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="module")
