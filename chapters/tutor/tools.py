@@ -31,6 +31,7 @@ _DESCRIPTIONS = (
     "Compute the value of an expression.", "Calculates the result of a mathematical expression.", "Do arithmetic.",
     "Return the value of an arithmetic expression, such as 2 + 3 * 4.", "Useful for math.", "Evaluates an expression.",
     "A simple calculator that supports +, -, *, / and **.", "Return the result.", "Use this tool for all calculations.",
+    "Return the value of an expression.\n\nArgs:\n    expression: the expression, such as 2 + 3", "Compute an expression exactly.",
 )  # fmt: skip
 _HINTS = (
     "The expression.", "The expression to evaluate.", "An arithmetic expression, such as 2 + 3.", "The expression, as text.",
@@ -141,17 +142,27 @@ def response_text(result: str) -> str:
 def _tool(rng: random.Random, name: str, description: str | None, properties: dict[str, Any]) -> Tool:
     """Return a tool in the OpenAI API's form, with the additions that clients make."""
     parameters: dict[str, Any] = {"type": "object", "properties": properties, "required": list(properties)}
-    if chance(rng, 30):
+    if chance(rng, 35):
         parameters["additionalProperties"] = False
-    if chance(rng, 15):
-        parameters = {"properties": properties, "required": list(properties), "title": f"{name}_args", "type": "object"}
+    if chance(rng, 10):
+        parameters["title"] = f"{name}_args"
+    if chance(rng, 6):
+        parameters = {"$schema": "http://json-schema.org/draft-07/schema#", **parameters}
+    if chance(rng, 20):
+        parameters = _shuffled(rng, parameters)
     function: dict[str, Any] = {"name": name}
     if description is not None:
         function["description"] = description
     function["parameters"] = parameters
-    if chance(rng, 15):
-        function["strict"] = True
+    if chance(rng, 20):
+        function["strict"] = chance(rng, 70)
+    if chance(rng, 10):
+        function = _shuffled(rng, function)
     return {"type": "function", "function": function}
+
+
+def _shuffled(rng: random.Random, fields: dict[str, Any]) -> dict[str, Any]:
+    return dict(rng.sample(list(fields.items()), len(fields)))
 
 
 def _property(rng: random.Random, name: str, kind: str, hint: str | None) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Fine-tuning of the shipped `tutor` on conversations with tools.
 
-    python -m minisgl.chapters.tutor.tune --out runs/tools --minutes 3 --rows 16
+    python -m minisgl.chapters.tutor.tune --out runs/tools --minutes 3 --device cuda
     python -m minisgl.chapters.tutor.tune --out runs/tools --steps 30 --rows 3 --length 512 --score 10    # on a CPU
 
 Every third row holds conversations with tools (`tools`), on which the model learns the text, as in `train`. The other
@@ -89,7 +89,7 @@ def _load(model: PreTrainedModel, weights: dict[str, Tensor]) -> None:
 def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     """Return the options of the command line."""
     parser = make_parser(__doc__)
-    parser.set_defaults(packer=ToolPacker, rate=1e-3, rows=16)
+    parser.set_defaults(packer=ToolPacker, rate=1e-3, rows=32)
     parser.add_argument("--score", type=int, default=200, help="held-out questions per family at the end; 0 for none")
     options = parse(arguments, parser)
     if options.model != "tutor":

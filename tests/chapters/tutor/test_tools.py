@@ -133,7 +133,7 @@ def test_when_to_call(conversations: list[corpus.Conversation]) -> None:
     }
     for talk in conversations:
         assert talk.system is not None
-        if any(f'{{"name": "{name}", ' in talk.system for name in tools._NAMES):
+        if any(f'"name": "{name}"' in talk.system for name in tools._NAMES):
             assert not any(map(tools._calculates, talk.turns))
 
 
