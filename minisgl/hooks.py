@@ -4,19 +4,13 @@ A hook is a function of the plugin's module, or a method of a class in the modul
 makes one object of such a class, without arguments, so the state of an observer belongs to one engine. An
 implementation may leave out arguments that it does not use.
 
-*Parts* of an engine, such as the attention backend or the prefix cache, are registered by `minisgl_configs`: a
-dataclass holds the options of a part, and its method ``build`` builds the part.
-
 *Observers* are told of events. All implementations of an event are called, in rank 0's process, between two steps or
-once per step, and never per layer. An observer may read its arguments, but must not change them.
-
-The scheduler and the engine of *rank 0* run in the process ``scheduler-0`` of a server, or in the caller's process with
-`LLM`. With ``tp=N``, the engine of each other rank runs in a process of its own.
+once per step, and never per layer. An observer may read its arguments, but must not change them. Rank 0's process is
+``scheduler-0`` of a server, or that of the caller with `LLM`.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,15 +29,11 @@ if TYPE_CHECKING:
     from minisgl.models.converter import ModelConverter
     from minisgl.plugin_manager.manager import PluginManager
     from minisgl.server.extension import HttpExtension
+    from minisgl.tokenizer.tokenizer import Tokenizer
 
 PROJECT = "minisgl"
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
-
-
-def printed() -> bool:
-    """Return whether to print every hook call: the environment variable ``MINISGL_TRACE_HOOKS`` is set and not 0."""
-    return os.environ.get("MINISGL_TRACE_HOOKS", "0") not in ("", "0")
 
 
 # ---- parts -----------------------------------------------------------------------------------------------
@@ -56,13 +46,11 @@ def minisgl_configs() -> Iterable[tuple[str, str, type]]:
     When: in every process, once, when the process loads the plugin: before it composes or decodes a `Config`.
 
     Returns: tuples ``(group, name, dataclass)``. ``group=name`` on the command line then selects this dataclass, and
-    its fields are options of the group. Its method ``build`` returns the part, for example ``def build(self): return
-    MyPolicy(self.order)``. ``build`` may take any argument that its group offers (`plugins/external/parts.py`), by
-    name. It may raise ValueError or `ConfigError` for values that don't fit. If the part has a method ``metrics``, the
-    server exports what it returns as it does for `minisgl_metrics`. A dataclass with the class attribute
-    ``early_context``, the name of a function such as ``"my_module.start"``, may start something before torch is
-    imported: each rank's process calls ``my_module.start(device, tp)`` first of all, with the values of these options.
-    The function returns a context, which is left when the engine is built.
+    its fields are options of the group. Its method ``build`` returns the part: ``def build(self): return MyPolicy()``.
+    ``build`` may take any argument that its group offers (`plugins/external/parts.py`), by name. It may raise
+    ValueError or `ConfigError` for values that don't fit. If the part has a method ``metrics``, the server exports what
+    it returns, as for `minisgl_metrics`. The class attribute ``early_context`` may name a function that starts
+    something before torch is imported: `minisgl.plugin_manager.encoding`.
     """
     raise NotImplementedError
 
@@ -106,8 +94,7 @@ def minisgl_find_model(name: str) -> Path | None:
 def minisgl_read_config(raw: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Give the content of a model's config.json the layout that `minisgl.models.config.ModelConfig` reads.
 
-    When: once in each rank's process, before the model's class is chosen, until a plugin returns something. An example:
-    a multimodal model has ``text_config``.
+    When: once in each rank's process, before the model's class is chosen, until a plugin returns something.
 
     - ``raw``: the content of config.json, which the plugin must not change.
 
@@ -172,6 +159,24 @@ def minisgl_wrap_policy(config: Config) -> Callable[..., Any] | None:
 
 
 @hookspec
+def minisgl_wrap_constraint(
+    req: Req, vocab_size: int, eos_ids: frozenset[int], tokenizer: Tokenizer | None
+) -> Callable[..., Any] | None:
+    """Restrict the tokens that a request may sample. Raise `InvalidRequestError` to refuse the request.
+
+    When: once per request, in rank 0's process, before the request waits. All plugins are called.
+
+    - ``req``: the request.
+    - ``vocab_size``: the number of tokens of a mask.
+    - ``eos_ids``: the end-of-sequence token ids.
+    - ``tokenizer``: the model's tokenizer. None: it has none.
+
+    Returns: a function ``wrap(constraint)``, which returns a `minisgl.scheduler.base.Constraint`. Its argument is the
+    constraint of the request's grammar, or None. None: the tokens stay as they are.
+    """
+
+
+@hookspec
 def minisgl_wrap_runner(config: Config, max_seq_len: int, device: torch.device) -> Callable[..., Any] | None:
     """Wrap the runner of steps of a rank, to compute steps in another way or to compute more in them.
 
@@ -183,9 +188,8 @@ def minisgl_wrap_runner(config: Config, max_seq_len: int, device: torch.device) 
     - ``device``: the device of this rank.
 
     Returns: a function ``wrap(runner, model_runner)``, which is called when the KV pool exists, and returns a
-    `minisgl.engine.model_runner.StepRunner` of the same steps with the same results, or ``runner`` itself. ``runner``
-    is the rank's `ModelRunner`, ``model_runner``, or an object that wraps it: that of the group ``graph``. None: the
-    runner stays as it is.
+    `minisgl.engine.model_runner.StepRunner` of the same steps with the same results, or ``runner`` itself: the rank's
+    `ModelRunner`, ``model_runner``, or what the group ``graph`` has around it. None: the runner stays as it is.
     """
 
 
@@ -214,8 +218,7 @@ def minisgl_observer(config: Config, spec: EngineSpec, link: Link | None) -> obj
     - ``spec``: the sizes of the engine: pages, page size, running requests, sequence length, vocabulary.
     - ``link``: exchanges messages with an extension of the API server (`minisgl.message.link`). None without a server.
 
-    Returns: an object with observer hooks as methods, which are called until `minisgl_closed`. None: no observer, at
-    no cost.
+    Returns: an object with observer hooks as methods, called until `minisgl_closed`. None: no observer, at no cost.
     """
 
 
@@ -336,7 +339,7 @@ def minisgl_pages_counted(step: int, free: int, cached: int, evictable: int, ret
     """
 
 
-# ---- observers: steps ------------------------------------------------------------------------------------
+# ---- observers: steps, metrics and the end ---------------------------------------------------------------
 
 
 @hookspec
@@ -364,10 +367,9 @@ def minisgl_batch_scheduled(step: Step, reqs: Sequence[Req], now: float) -> None
 
 @hookspec
 def minisgl_step_finished(result: StepResult, reqs: Sequence[Req | None], now: float) -> None:
-    """Observe the result of a step.
+    """Observe the result of a step. With overlap scheduling, the next step has been launched already.
 
-    When: once per step, after its result was read and its tokens were added to the requests. With overlap scheduling,
-    the next step has been launched already.
+    When: once per step, after its result was read and its tokens were added to the requests.
 
     - ``result``: the sampled tokens. ``result.id`` is the number of the step. ``result.accepted[i]`` is the number of
       tokens of row i that count: 1, or more in a row that verified draft tokens.
@@ -375,9 +377,6 @@ def minisgl_step_finished(result: StepResult, reqs: Sequence[Req | None], now: f
       chunk that does not end its prompt, or the request ended or was retracted meanwhile.
     - ``now``: the scheduler's clock, in seconds.
     """
-
-
-# ---- observers: metrics and the end ----------------------------------------------------------------------
 
 
 @hookspec

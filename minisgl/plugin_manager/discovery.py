@@ -11,6 +11,7 @@ import importlib.metadata
 import importlib.util
 import inspect
 import logging
+import os
 import pkgutil
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -80,6 +81,11 @@ def missing_package(error: ImportError) -> str:
 
 
 # ---- names and hooks ---------------------------------------------------------------------------------
+
+
+def printed() -> bool:
+    """Return whether to print every hook call: the environment variable ``MINISGL_TRACE_HOOKS`` is set and not 0."""
+    return os.environ.get("MINISGL_TRACE_HOOKS", "0") not in ("", "0")
 
 
 def near(word: str, words: Iterable[str]) -> str:

@@ -1,8 +1,8 @@
 """A config as bytes, which a worker process decodes; and what such a process must do before it imports torch.
 
 The plugins of a worker process are not loaded yet when it decodes a part of its config, because they import torch. So
-an options dataclass may name a function, in a class attribute ``early_context``, that starts something before that,
-such as processes that import torch themselves.
+an options dataclass may name a function, in a class attribute ``early_context`` such as ``"my_module.start"``, that
+starts something before that, such as processes that import torch themselves: `started_early`.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ from minisgl.plugin_manager.discovery import (
     import_module,
     missing_package,
     near,
+    printed,
     submodules,
 )
 from minisgl.plugin_manager.failures import PluginError, described, mark
@@ -82,7 +83,7 @@ class PluginManager:
         self._plain = Registrar(self._manager)
         self._registrar = self._plain
         """The registrar of plugins that are not built in, once there is one, and of what all plugins build."""
-        if hooks.printed():
+        if printed():
             self._use_external()
 
     @property

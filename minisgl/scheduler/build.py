@@ -6,11 +6,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from minisgl.core import Engine, InvalidRequestError, Req
+from minisgl.core import Engine, InvalidRequestError, Req, SamplingParams
 from minisgl.scheduler.base import Constraint, Drafting
 from minisgl.scheduler.observer import HookObserver
 from minisgl.scheduler.scheduler import Scheduler
-from minisgl.scheduler.token_rules import with_rules
 
 if TYPE_CHECKING:
     from minisgl.config import Config
@@ -18,6 +17,10 @@ if TYPE_CHECKING:
     from minisgl.plugin_manager.manager import PluginManager
     from minisgl.tokenizer.grammar import LazyGrammars
     from minisgl.tokenizer.tokenizer import Tokenizer
+
+
+TOKEN_RULES = ("min_tokens", "bad_words", "allowed_token_ids")
+"""The parameters for which ``plugins/constraint/token_rules`` is loaded."""
 
 
 class RankZeroEngine(Engine, Protocol):
@@ -63,6 +66,7 @@ def build_scheduler(
             rounds=config.verification_rounds,
         )
     eos_ids = engine.eos_ids | frozenset(() if tokenizer is None else tokenizer.eos_ids)
+    loaded, hook = set[tuple[str, str]](), manager.hook
 
     def constraint_of(req: Req) -> Constraint | None:
         grammar, vocab_size, made = req.params.grammar, engine.spec.vocab_size, None
@@ -70,7 +74,15 @@ def build_scheduler(
             if grammars is None:
                 raise InvalidRequestError(grammar.field, "This scheduler was built without a reader of grammars.")
             made = grammars.constraint(grammar, vocab_size, sorted(eos_ids))
-        return with_rules(req, made, vocab_size, None if tokenizer is None else tokenizer.encode)
+        for parameter, name in constraints_of(req.params) - loaded:
+            if not manager.load_built_in("constraint", name):
+                what = f"{parameter} needs the plugin plugins/constraint/{name}, which is missing."
+                raise InvalidRequestError(parameter, what)
+            loaded.add((parameter, name))
+        given = {"req": req, "vocab_size": vocab_size, "eos_ids": eos_ids, "tokenizer": tokenizer}
+        for wrap in reversed(hook.minisgl_wrap_constraint(**given)):  # the plugin loaded last is the outermost
+            made = wrap(made)
+        return made
 
     return Scheduler(
         engine,
@@ -85,3 +97,11 @@ def build_scheduler(
         speculation=speculation,
         constraint_of=constraint_of,
     )
+
+
+def constraints_of(params: SamplingParams) -> set[tuple[str, str]]:
+    """Return the plugins of ``plugins/constraint`` that a request needs: the parameter that needs it, and its name."""
+    found = {(name, "token_rules") for name in TOKEN_RULES if getattr(params, name)}
+    if params.grammar is not None and params.grammar.after:
+        found.add((params.grammar.field, "after_token"))
+    return found

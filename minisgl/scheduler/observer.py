@@ -10,8 +10,8 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minisgl import hooks
 from minisgl.core import I32, Req, Step, StepResult
+from minisgl.plugin_manager.discovery import printed
 
 
 class Observer:
@@ -52,7 +52,7 @@ def _positional(caller: Any, name: str) -> Callable[..., None]:
     """Return a function that takes the arguments of event ``name`` by position and calls all implementations."""
     names = list(inspect.signature(getattr(Observer, name)).parameters)[1:]
     impls = caller.get_hookimpls()
-    if hooks.printed() or any(impl.wrapper or impl.hookwrapper for impl in impls):
+    if printed() or any(impl.wrapper or impl.hookwrapper for impl in impls):
         return lambda *args: caller(**dict(zip(names, args, strict=True)))
     # The function of a plugin may take only some of the arguments. The plugin that was registered last is called first.
     calls = [(impl.function, [names.index(argument) for argument in impl.argnames]) for impl in reversed(impls)]

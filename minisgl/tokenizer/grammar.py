@@ -53,30 +53,7 @@ class LazyGrammars:
     def check(self, grammar: Grammar) -> None:
         """Raise `InvalidRequestError` for a grammar that can't be used."""
         self._make(grammar).check(grammar)
-        self._tokens(grammar)
 
     def constraint(self, grammar: Grammar, vocab_size: int, end_ids: Sequence[int]) -> Constraint:
         """Return the constraint of a new request, whose grammar was checked."""
-        from minisgl.scheduler.token_rules import AfterToken  # only the process of rank 0 needs it
-
-        made = self._make(grammar).constraint(grammar, vocab_size, end_ids)
-        tokens = self._tokens(grammar)
-        return AfterToken(made, tokens, vocab_size, end_ids) if tokens else made
-
-    def _tokens(self, grammar: Grammar) -> list[int]:
-        """Return the ids of the tokens ``after`` and ``opener`` of a grammar, or none if it begins at once.
-
-        A model without these tokens can't begin what ``opener`` begins. Raise `InvalidRequestError` if there is no
-        token ``after``, and no ``opener``.
-        """
-        assert self._tokenizer is not None
-        found = []
-        for text in filter(None, (grammar.after, grammar.opener)):
-            token = self._tokenizer.raw.token_to_id(text)
-            if token is None and grammar.opener:
-                return []
-            if token is None:
-                message = f"An answer can't follow a grammar after its reasoning: this model has no token {text!r}."
-                raise InvalidRequestError(grammar.field, message)
-            found.append(token)
-        return found
+        return self._make(grammar).constraint(grammar, vocab_size, end_ids)

@@ -18,7 +18,16 @@ import pluggy
 
 from minisgl import hooks
 from minisgl.config import GROUPS, ConfigError
-from minisgl.plugin_manager.discovery import HOOKIMPL_ATTRIBUTE, HOOKS, Plugin, Registrar, hook_classes, near, taken
+from minisgl.plugin_manager.discovery import (
+    HOOKIMPL_ATTRIBUTE,
+    HOOKS,
+    Plugin,
+    Registrar,
+    hook_classes,
+    near,
+    printed,
+    taken,
+)
 from minisgl.plugin_manager.failures import ends_silently, named
 from minisgl.plugins.external.call_counts import Calls, count_calls, count_method_calls, counting_subclass
 from minisgl.plugins.external.loading import load
@@ -42,7 +51,7 @@ class CheckingRegistrar(Registrar):
     def __init__(self, manager: pluggy.PluginManager):
         super().__init__(manager)
         self._calls: dict[str, tuple[Plugin, Calls]] = {}  # by the name of the plugin's module
-        if hooks.printed():
+        if printed():
             print_hooks(manager)
 
     def load(self, word: str | EntryPoint, loaded: Sequence[Plugin]) -> tuple[ModuleType, str]:
@@ -89,7 +98,7 @@ class CheckingRegistrar(Registrar):
         check_made(group, made)
         if calls is not None:
             count_method_calls(made, calls)
-        if hooks.printed():
+        if printed():
             print_build(label, made)
         return made
 

@@ -188,6 +188,17 @@ def test_minisgl_wrap_policy(expected: list[list[int]], capsys: pytest.CaptureFi
     assert "plan 1: 2 rows, " in capsys.readouterr().out
 
 
+def test_minisgl_wrap_constraint() -> None:
+    with llm("minisgl_wrap_constraint") as engine:
+        chat = [{"role": "user", "content": PROMPTS[0]}]
+        (free,) = engine.chat(chat, GREEDY)
+        grammar = Grammar("regex", "[0-9]|[a-z]{2}")
+        (word,) = engine.chat(chat, SamplingParams(temperature=0.0, grammar=grammar))
+    assert len(free.token_ids) == 12
+    assert not any(character.isdigit() for character in free.text)
+    assert word.text.isalpha()
+
+
 def test_minisgl_start_ranks(expected: list[list[int]], capfd: pytest.CaptureFixture[str]) -> None:
     with llm("minisgl_start_ranks", "tp=2") as engine:
         assert tokens(engine) == expected

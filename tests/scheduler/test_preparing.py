@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from minisgl.config import Config
-from minisgl.core import I32, Req, SamplingParams
+from minisgl.core import I32
 from minisgl.plugin_manager.manager import PluginManager
-from minisgl.scheduler.token_rules import AfterToken, TokenRules
 from minisgl.testing.drive import Drive
 from minisgl.testing.small import SPEC, job, make
 from minisgl.testing.truth import FakeGrammar, SimRequest
@@ -87,16 +85,6 @@ def test_failure() -> None:
     drive.fail("broken")
     assert drive.report.finished[1].finish_reason == "error"
     assert drive.scheduler.stats()["num_waiting_reqs"] == 0
-
-
-def test_rules_around_a_grammar_are_ready_with_it() -> None:
-    gate = Gated(job(1, grammar=3).request)
-    req = Req(1, np.array([1], np.int32), SamplingParams(min_tokens=2), 0, 0)
-    around = [TokenRules(req, gate, SPEC.vocab_size, []), AfterToken(gate, [4], SPEC.vocab_size, [0])]
-    assert not any(each.is_ready() for each in around)
-    gate.ready = True
-    assert all(each.is_ready() for each in around)
-    assert TokenRules(req, None, SPEC.vocab_size, []).is_ready()
 
 
 def test_flush_cache(tmp_path: Path) -> None:

@@ -385,7 +385,7 @@ def test_an_error_in_a_grammar_ends_its_request_only(plain: Grammars, monkeypatc
 
 @pytest.mark.parametrize("plugin", ["plain", "subset", "fast"])
 def test_who_gets_a_mask_may_change_it(plugin: str, request: pytest.FixtureRequest, tokenizer: Tokenizer) -> None:
-    """The rule that allows the beginning of a thought adds to the first mask (`token_rules.AfterToken`)."""
+    """The rule that allows the beginning of a thought adds to the first mask (`AfterToken`)."""
     grammars: Grammars = request.getfixturevalue(plugin)
     matcher = grammars.constraint(Grammar("regex", "[a-z]{2,8}"), VOCAB_SIZE, sorted(tokenizer.eos_ids))
     first = matcher.masks([])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from minisgl.core import I32
-from minisgl.scheduler.token_rules import AfterToken
+from minisgl.plugins.constraint.after_token import AfterToken
 
 VOCAB, END, OPENER, AFTER = 40, 39, 7, 8
 

@@ -1,39 +1,38 @@
 """Rules about single tokens: ``min_tokens``, ``bad_words`` and ``allowed_token_ids``, as masks of a request's tokens.
 
-They are a `Constraint`, like a grammar, and may be around one. Only requests that ask for a rule have it. `AfterToken`
-is around a grammar that begins later in the answer.
+They are a `Constraint`, like a grammar, and may be around one. Only requests that ask for a rule have it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from minisgl.core import I32, InvalidRequestError, Req
+from minisgl.hooks import hookimpl
 from minisgl.scheduler.base import Constraint, mask_of
+
+if TYPE_CHECKING:
+    from minisgl.tokenizer.tokenizer import Tokenizer
 
 Words = Sequence[Sequence[int]]
 """Forbidden sequences of token ids."""
 
 
-def with_rules(
-    req: Req, grammar: Constraint | None, vocab_size: int, encode: Callable[[str, bool], list[int]] | None
-) -> Constraint | None:
-    """Return ``grammar`` with the request's rules, or ``grammar`` itself if it has none.
-
-    ``encode(text, add_special_tokens)`` returns token ids; None: there is no tokenizer. Raise `InvalidRequestError` for
-    bad words without a tokenizer.
-    """
+@hookimpl
+def minisgl_wrap_constraint(req: Req, vocab_size: int, tokenizer: Tokenizer | None) -> Any:
     params = req.params
     words: Words = []
     if params.bad_words:
-        if encode is None:
+        if tokenizer is None:
             raise InvalidRequestError("bad_words", "This model has no tokenizer, so bad_words have no token ids.")
-        words = bad_word_ids(params.bad_words, encode)
+        words = bad_word_ids(params.bad_words, tokenizer.encode)
     if not words and params.allowed_token_ids is None and not (params.min_tokens and req.stop_ids):
-        return grammar
-    return TokenRules(req, grammar, vocab_size, words)
+        return None
+    return partial(TokenRules, req, vocab_size=vocab_size, words=words)
 
 
 def bad_word_ids(words: Iterable[str], encode: Callable[[str, bool], list[int]]) -> Words:
@@ -92,54 +91,6 @@ class TokenRules(Constraint):
             if self._num_tokens + k < self._min_tokens and (others := mask & ~self._ends).any():
                 mask[:] = others
         return masks
-
-
-class AfterToken(Constraint):
-    """The constraint ``made`` of the text after a token, such as ``</think>``: before it, all but an end is allowed.
-
-    ``tokens`` are the token and, if there may be no text before it, the token that begins this text.
-    """
-
-    def __init__(self, made: Constraint, tokens: Sequence[int], vocab_size: int, end_ids: Sequence[int]):
-        self._made, self._after, self._opener = made, tokens[0], tokens[1] if len(tokens) > 1 else None
-        self._state = "before" if self._opener is None else "start"
-        self._free = ~mask_of(end_ids, vocab_size) & mask_of(range(vocab_size), vocab_size)
-        self._opening = mask_of(tokens[1:], vocab_size)
-
-    def _next(self, state: str, token: int) -> str:
-        if state == "start":
-            return "before" if token == self._opener else "made"
-        return "made" if token == self._after else "before"
-
-    def advance(self, tokens: Sequence[int]) -> None:
-        for i, token in enumerate(tokens):
-            if self._state == "made":
-                self._made.advance(tokens[i:])
-                return
-            was_start, self._state = self._state == "start", self._next(self._state, token)
-            if was_start and self._state == "made":
-                self._made.advance([token])
-
-    def is_ready(self, seconds: float = 0.0) -> bool:
-        return self._made.is_ready(seconds)
-
-    def forced(self, count: int) -> Sequence[int]:
-        return self._made.forced(count) if self._state == "made" else ()
-
-    def masks(self, drafts: Sequence[int]) -> I32:
-        state = self._state
-        found: list[I32] = []
-        for i in range(len(drafts) + 1):
-            if state == "start" and (i == len(drafts) or drafts[i] != self._opener):
-                rest = self._made.masks(drafts[i:])
-                rest[0] |= self._opening
-                return np.concatenate([*found, rest])
-            if state == "made":
-                return np.concatenate([*found, self._made.masks(drafts[i:])])
-            found.append((self._made.masks([]) | self._opening) if state == "start" else self._free[None])
-            if i < len(drafts):
-                state = self._next(state, drafts[i])
-        return np.concatenate(found)
 
 
 _BITS = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)

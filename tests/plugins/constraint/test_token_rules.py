@@ -12,8 +12,11 @@ import pytest
 
 from minisgl import LLM, SamplingParams
 from minisgl.core import InvalidRequestError, Req
+from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.constraint.after_token import AfterToken
+from minisgl.plugins.constraint.token_rules import TokenRules, bad_word_ids
 from minisgl.sampling_params import Grammar
-from minisgl.scheduler.token_rules import TokenRules, bad_word_ids
+from minisgl.scheduler.base import Constraint
 
 USER = [{"role": "user", "content": "What is 12 + 30?"}]
 RUNS = {
@@ -167,3 +170,41 @@ def test_masks_by_brute_force() -> None:
             new = rng.choice(allowed, int(rng.integers(1, 3))).tolist()
             rules.advance(new)
             output += new
+
+
+class Gated(Constraint):
+    """A grammar that is not ready before ``ready`` is set."""
+
+    ready = False
+
+    def is_ready(self, seconds: float = 0.0) -> bool:
+        return self.ready
+
+
+def test_rules_around_a_grammar_are_ready_with_it() -> None:
+    gate = Gated()
+    req = Req(1, np.array([1], np.int32), SamplingParams(min_tokens=2), 0, 0)
+    around = [TokenRules(req, gate, 40, []), AfterToken(gate, [4], 40, [0])]
+    assert not any(each.is_ready() for each in around)
+    gate.ready = True
+    assert all(each.is_ready() for each in around)
+    assert TokenRules(req, None, 40, []).is_ready()
+
+
+def test_without_the_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that needs a plugin which was deleted is refused by the name of the parameter and of the plugin."""
+    load = PluginManager.load_built_in
+    monkeypatch.setattr(
+        PluginManager, "load_built_in", lambda self, kind, name: kind != "constraint" and load(self, kind, name)
+    )
+    after = Grammar("regex", "[a-z]+", field="response_format", after="<|im_end|>")
+    with LLM("tutor", overrides=["device=cpu", "num_pages=64"]) as llm:
+        for params, error in (
+            (SamplingParams(min_tokens=2), "min_tokens needs the plugin plugins/constraint/token_rules"),
+            (SamplingParams(bad_words=("x",)), "bad_words needs the plugin plugins/constraint/token_rules"),
+            (SamplingParams(allowed_token_ids=(7,)), "allowed_token_ids needs the plugin"),
+            (SamplingParams(grammar=after), "response_format needs the plugin plugins/constraint/after_token"),
+        ):
+            with pytest.raises(InvalidRequestError, match=error):
+                llm.chat(USER, params)
+        assert len(llm.chat(USER, SamplingParams(max_tokens=2, ignore_eos=True))[0].token_ids) == 2
