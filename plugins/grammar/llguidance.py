@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,11 +46,13 @@ LIMITS: dict[str, Any] = {
 """Limits of `llguidance.LLParserLimits`: some hundredths of a second for a mask, where its own allow seconds."""
 MAX_SECONDS = 1.0
 """The largest processor time to compile a grammar and to find the first tokens. Its limits do not cover all work."""
-KEPT_GRAMMARS = 32
-"""The number of compiled grammars that are kept for further requests."""
+KEPT_LEXERS = 64
+"""The largest number of lexers that are kept for further requests, of all grammars together."""
+QUICK_SECONDS = 0.02
+"""The longest processor time to compile a grammar once more, so that answers with it have lexers of their own."""
 KEPT_TEXTS, SHORT = 4096, 512
 """The number of texts whose tokens are kept, and the largest number of characters of such a text."""
-MAX_THREADS = 8
+MAX_THREADS = 16
 """The largest number of threads that compute masks."""
 MAX_MULTIPLE = 10_000
 """The largest ``multipleOf``, without its decimal point: it takes as many states."""
@@ -94,7 +97,7 @@ class LLGuidanceGrammars(Grammars):
         self._forcing = forcing
         self._library = llguidance
         self._limits = llguidance.LLParserLimits(**LIMITS)
-        self._kept: OrderedDict[tuple[Grammar, int], Any] = OrderedDict()
+        self._kept: OrderedDict[tuple[Grammar, int], list[_Lexer]] = OrderedDict()
         self._llg_tokenizers: dict[int, Any] = {}  # by the number of tokens of their masks
         self._masks: dict[int, _Masks] = {}  # by the same
 
@@ -153,14 +156,23 @@ class LLGuidanceGrammars(Grammars):
         return self._matcher(whole, self.tokenizer.vocab_size, ()).read(grammar.prefix)
 
     def _matcher(self, grammar: Grammar, vocab_size: int, end_ids: Sequence[int]) -> LLGuidanceMatcher:
-        compiled = self._kept.pop((grammar, vocab_size), None) or self._compile(self._source(grammar), vocab_size)
-        self._kept[grammar, vocab_size] = compiled
-        if len(self._kept) > KEPT_GRAMMARS:
-            self._kept.popitem(last=False)
         tokenizer = self._llg_tokenizer(vocab_size)
+        lexer = self._lexer(grammar, vocab_size)
         if vocab_size not in self._masks:
             self._masks[vocab_size] = _Masks(self._library, vocab_size)
-        return LLGuidanceMatcher(compiled.deep_copy(), tokenizer, self._masks[vocab_size], end_ids)
+        return LLGuidanceMatcher(lexer, tokenizer, self._masks[vocab_size], end_ids)
+
+    def _lexer(self, grammar: Grammar, vocab_size: int) -> _Lexer:
+        """Return a lexer for an answer: one that no answer uses, a new one, or the one with the fewest answers."""
+        kept = [each for each in self._kept.pop((grammar, vocab_size), []) if not each.is_full]
+        lexer = min(kept, key=lambda each: len(each.users), default=None)
+        if lexer is None or (lexer.users and len(kept) < MAX_THREADS and kept[0].seconds < QUICK_SECONDS):
+            lexer = _Lexer(partial(self._compile, self._source(grammar), vocab_size))
+            kept.append(lexer)
+        self._kept[grammar, vocab_size] = kept
+        while len(self._kept) > 1 and sum(map(len, self._kept.values())) > KEPT_LEXERS:
+            self._kept.popitem(last=False)
+        return lexer
 
 
 def check_multiples(grammar: Grammar, schema: Any) -> None:
@@ -187,6 +199,35 @@ def _json_rule(grammar: Grammar, schema: Any) -> str:
     return "%json " + json.dumps(schema | {"x-guidance": JSON_OPTIONS})
 
 
+class _Lexer:
+    """A compiled grammar, with the lexer that llguidance extends while answers use it.
+
+    All copies of an `llguidance.LLMatcher` share its lexer. So their masks are computed one after another, in however
+    many threads, and the states that all answers have reached count for the limit of states. Where a grammar compiles
+    quickly, simultaneous answers have different lexers.
+    """
+
+    def __init__(self, compile_matcher: Callable[[], Any]):
+        began = time.thread_time()
+        self._compile, self._first = compile_matcher, compile_matcher()
+        self.seconds = time.thread_time() - began
+        """Processor time that the compilation took."""
+        self.answers = 0
+        """Number of answers that have used it."""
+        self.users: weakref.WeakSet[LLGuidanceMatcher] = weakref.WeakSet()
+        self.is_full = False
+        """Whether an answer has failed with it, perhaps at a limit. No new answer should use it."""
+
+    def matcher(self) -> Any:
+        """Return an `llguidance.LLMatcher` at the beginning of a new answer."""
+        self.answers += 1
+        return self._first.deep_copy()
+
+    def new(self) -> _Lexer:
+        """Return a lexer of the same grammar that has no states yet."""
+        return _Lexer(self._compile)
+
+
 class _Masks:
     """Computes masks of many answers at once, in several threads.
 
@@ -209,7 +250,8 @@ class _Masks:
         """Compute the masks of all matchers that wait."""
         matchers, self._waiting = list(self._waiting.values()), {}
         for matcher, mask in zip(matchers, self.find(matchers), strict=True):
-            matcher.mask = mask
+            failed = matcher.library.is_error()
+            matcher.mask = self.find([matcher])[0] if failed and matcher.go_on() else mask
 
     def find(self, matchers: Sequence[LLGuidanceMatcher]) -> I32:
         """Return the masks of ``matchers``, ``[matchers, ceil(vocab_size / 32)]``. After an error, no bit is set."""
@@ -234,17 +276,38 @@ class LLGuidanceMatcher(Matcher):
     ``library`` is llguidance's matcher. ``mask`` is the next mask, or None until `_Masks` has filled it in.
     """
 
-    def __init__(self, library: Any, tokenizer: Any, masks: _Masks, end_ids: Sequence[int]):
-        self.library, self._tokenizer, self._masks, self.end_ids = library, tokenizer, masks, end_ids
+    def __init__(self, lexer: _Lexer, tokenizer: Any, masks: _Masks, end_ids: Sequence[int]):
+        self._tokenizer, self._masks, self.end_ids = tokenizer, masks, end_ids
         self.mask: I32 | None = None
+        self._read: list[int] = []  # all tokens so far, those of `read` included
+        self._use(lexer)
+
+    def _use(self, lexer: _Lexer) -> None:
+        self._lexer, self.library = lexer, lexer.matcher()
+        lexer.users.add(self)  # for as long as this object exists
+
+    def go_on(self) -> bool:
+        """After an error: begin again with a new lexer, in case other answers have filled it. Return whether it helped.
+
+        Drafts that are consumed at the moment are forgotten.
+        """
+        if self._lexer.answers == 1:
+            return False
+        self._lexer.is_full = True
+        self._use(self._lexer.new())
+        return bool(self.library.consume_tokens(self._read))
 
     def advance(self, tokens: Sequence[int]) -> None:
-        self.library.consume_tokens([token for token in tokens if token not in self.end_ids])
+        tokens = [token for token in tokens if token not in self.end_ids]
+        self._read += tokens
+        if not self.library.consume_tokens(tokens):
+            self.go_on()
         self.mask = None
         self._masks.expect(self)
 
     def read(self, text: str) -> bool:
         tokens = self._tokenizer.greedy_tokenize(text)
+        self._read += tokens
         return bool(self.library.try_consume_tokens(tokens) == len(tokens))
 
     def masks(self, drafts: Sequence[int]) -> I32:
@@ -264,7 +327,11 @@ class LLGuidanceMatcher(Matcher):
             # After an error, as when a limit is reached, the next mask forbids all tokens.
             return bool(self.library.try_consume_tokens([token]) == 1 or self.library.is_error())
 
-        return masks_with_rollback(drafts, mask, consume, self.library.rollback)
+        found = masks_with_rollback(drafts, mask, consume, self.library.rollback)
+        if drafts and self.library.is_error() and self.go_on():
+            self.mask = None
+            return self.masks(drafts)
+        return found
 
     def allowed(self, drafts: Sequence[int]) -> int:
         end = next((k for k, draft in enumerate(drafts) if draft in self.end_ids), len(drafts))

@@ -195,7 +195,9 @@ def test_nothing_is_compiled_after_the_start(attention: str, compiled: bool) -> 
             llm.generate([[5, 6, 7]], each)
         llm.generate([[5, 6, 7], [8, 9]], params[:2])
         late = llm.engine.kernels.compilations
-        assert not any(late.counts().values()), (late.counts(), late.triton)
+        # DeepGEMM's count has the kernels that other processes compile, such as other tests. This model uses none.
+        counts = {name: count for name, count in late.counts().items() if name != "deep_gemm"}
+        assert counts and not any(counts.values()), (counts, late.triton)
     assert max(replayed, default=0) == 4
 
 

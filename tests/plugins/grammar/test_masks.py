@@ -266,6 +266,57 @@ def test_answers_of_one_grammar_do_not_fill_it_up(
     assert len(automata) > 1
 
 
+BRANCHES = "abcdefghij"
+WORDS = Grammar("regex", "|".join(f"{first}[a-z]{{40}}{first}" for first in BRANCHES))
+
+
+def test_the_states_of_other_answers_end_no_answer(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In llguidance, too, answers share states, up to a limit. Each answer that fits alone fits after any others."""
+    module = pytest.importorskip("minisgl.plugins.grammar.llguidance", exc_type=ImportError)
+    pytest.importorskip("llguidance")
+    monkeypatch.setitem(module.LIMITS, "max_lexer_states", 200)  # one answer needs up to 150
+    compiler, ends, rng = (
+        module.LLGuidanceGrammars(tokenizer, False),
+        sorted(tokenizer.eos_ids),
+        np.random.default_rng(0),
+    )
+    lexers = set()
+    for answer, first in enumerate(BRANCHES):
+        made, alone = (
+            c._matcher(WORDS, VOCAB_SIZE, ends) for c in (compiler, module.LLGuidanceGrammars(tokenizer, False))
+        )
+        for step in range(12):
+            drafts = [int(token) for token in rng.integers(3, VOCAB_SIZE, 2)]
+            (mask, *more), (expected, *expected_more) = made.masks(drafts), alone.masks(drafts)
+            assert expected.any() and (mask == expected).all(), (answer, step)
+            assert not made.allowed(drafts) or (more[0] == expected_more[0]).all()
+            tokens = [t for t in np.flatnonzero(allowed(mask)).tolist() if t not in ends]
+            texts = [tokenizer.decoded_bytes(t) for t in tokens]
+            token = tokens[texts.index(first.encode())] if step == 0 else int(rng.choice(tokens))
+            made.advance([token])
+            alone.advance([token])
+        lexers.add(id(made._lexer))
+    assert len(lexers) > 1
+
+
+def test_simultaneous_answers_have_lexers_of_their_own(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The masks of answers that share one are computed one after another. A slow compilation is not repeated."""
+    module = pytest.importorskip("minisgl.plugins.grammar.llguidance", exc_type=ImportError)
+    pytest.importorskip("llguidance")
+    compiler = module.LLGuidanceGrammars(tokenizer, True)
+
+    def lexers(text: str) -> list[object]:
+        made = [compiler._matcher(Grammar("regex", text), VOCAB_SIZE, [0]) for _ in range(3)]
+        return [each._lexer for each in made]
+
+    monkeypatch.setattr(module, "QUICK_SECONDS", 1e9)
+    first = lexers("(ab)+")
+    assert len(set(map(id, first))) == 3
+    assert {id(each) for each in lexers("(ab)+")} == {id(each) for each in first}  # nobody uses them any more
+    monkeypatch.setattr(module, "QUICK_SECONDS", 0.0)
+    assert len(set(map(id, lexers("(ba)+")))) == 1
+
+
 # ---- the end of an answer, and tokens that are no text -------------------------------------------------------
 
 
@@ -363,7 +414,7 @@ def test_compiled_grammars_are_kept_but_not_all(
         grammar = Grammar("json_schema", json.dumps({"const": number}))
         compiler.check(grammar)
         assert compiler.constraint(grammar, VOCAB_SIZE, [0]).masks([]).any()
-    assert 1 <= len(compiler._kept) <= 40
+    assert 1 <= len(compiler._kept) <= 64
     assert len(compiler._checked) <= 128
 
 
