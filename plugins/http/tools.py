@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from fastapi import APIRouter
 
 from minisgl import hookimpl
 from minisgl.config import Config
@@ -52,9 +53,14 @@ class Tools(HttpExtension):
         self._config = config
         self._tool_parser: ToolParser | None = None
         self._reasoning_parser: ReasoningParser | None = None
+        self._api: Api | None = None
         self._template: ChatTemplate | None = None
         self._special: tuple[str, ...] = ()
         self._ends: OrderedDict[tuple[tuple[str, str], ...], str] = OrderedDict()
+
+    def add_routes(self, router: APIRouter, api: Api) -> None:
+        """Add no routes, but keep ``api``: before `begin`, it says that the server is starting."""
+        self._api = api
 
     def begin(self, api: Api) -> None:
         manager = api.launcher.plugin_manager if api.launcher is not None else PluginManager.load(light=True)
@@ -66,6 +72,8 @@ class Tools(HttpExtension):
 
     def answer_form(self, body: ChatRequest) -> AnswerForm:
         choice = read_choice(body)
+        if self._api is not None and self._api.dispatcher.spec is None:
+            raise self._api.dispatcher.unavailable()
         if choice.tools and self._tool_parser is None:
             raise _wrong(
                 "tools",

@@ -126,7 +126,8 @@ def test_continuous_usage(tutor: Server, chat: bool) -> None:
 
 
 def test_start(run_app: Callable[..., None]) -> None:
-    """While it loads, the server says when to ask again."""
+    """While it loads, the server says when to ask again, also to a chat with tools."""
+    tool = {"type": "function", "function": {"name": "f"}}
 
     async def test(server: Any) -> None:
         spec, server.dispatcher.spec = server.dispatcher.spec, None
@@ -135,8 +136,9 @@ def test_start(run_app: Callable[..., None]) -> None:
             for path in ("/v1/models", "/health", "/ready", "/ping", "/server_info", "/metrics"):
                 answer = await client.get(path)
                 assert (answer.status_code, answer.headers.get("retry-after")) == (503, "2"), path
-            answer = await client.post(CHAT, json={"messages": USER})
-            assert (answer.status_code, answer.headers.get("retry-after")) == (503, "2")
+            for more in ({}, {"tools": [tool]}, {"tools": [tool], "tool_choice": "required"}):
+                answer = await client.post(CHAT, json={"messages": USER, **more})
+                assert (answer.status_code, answer.headers.get("retry-after")) == (503, "2"), more
             server.dispatcher.state, server.dispatcher.spec = "ready", spec
             assert (await client.get("/v1/models")).status_code == 200
 
