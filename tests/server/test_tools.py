@@ -58,8 +58,10 @@ NOW: Any = {"type": "function", "function": {"name": "now"}}
 ASK: dict[str, Any] = {"model": "m", "messages": USER, "max_tokens": 150, "tools": [WEATHER, ADD, NOW]}
 
 
-def serve(folder: Path) -> Server:
-    return Server("device=cpu", "server.port=0", f"model={folder}", "server.served_model_name=m", "num_pages=512")
+def serve(folder: Path, *more: str) -> Server:
+    return Server(
+        "device=cpu", "server.port=0", f"model={folder}", "server.served_model_name=m", "num_pages=512", *more
+    )
 
 
 @pytest.fixture(scope="module")
@@ -297,12 +299,16 @@ def test_refused_by_name(server: Server, name: str) -> None:
         assert answer.json()["error"]["param"] == param, answer.text
 
 
-def test_a_template_without_tools_is_refused(folder: Path) -> None:
+def test_a_template_without_tools_is_refused(folder: Path, tmp_path: Path) -> None:
     """A parser alone does not help: the model would not see the tools."""
-    with Server("device=cpu", "server.port=0", "model=tutor", "num_pages=64", "tool_parser=hermes") as running:
+    shutil.copytree(folder, tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text(
+        "{% for message in messages %}{{ message.content }}{% endfor %}"
+    )
+    with serve(tmp_path / "model", "tool_parser=hermes") as running:
         url = f"{running.url}/v1/chat/completions"
         for choice in ("auto", "required"):
-            body = {**ASK, "model": "tutor", "tool_choice": choice}
+            body = {**ASK, "tool_choice": choice}
             answer = httpx.post(url, json=body, timeout=60)
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools"), answer.text
         assert httpx.post(url, json={**body, "tool_choice": "none", "max_tokens": 1}, timeout=60).status_code == 200
