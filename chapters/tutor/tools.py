@@ -14,7 +14,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from minisgl.chapters.tutor import corpus, exercises
+from minisgl.chapters.tutor import corpus, exercises, glossary
 from minisgl.chapters.tutor.chatter import ONLY_ADD
 from minisgl.chapters.tutor.corpus import Conversation, Question, Turn, decorate
 from minisgl.chapters.tutor.words import ITEMS, NUMBER_WORDS, THINGS, VERBS, Split, chance, draw, invent, word_list
@@ -316,7 +316,7 @@ def exam(family: str, size: int, seed: int = 0) -> list[Question]:
 def _question(rng: random.Random, family: str) -> Question:
     tools = tool_list(rng, 1)
     if family == "no_call":
-        makers = (exercises.count, exercises.copy, exercises.sort, corpus.glossary.question)
+        makers = (exercises.count, exercises.copy, exercises.sort, glossary.question)
         request, answer = rng.choice(makers)(rng, "heldout")
         return Question(family, ({"role": "user", "content": request},), answer, tuple(tools))
     asked, used = calculation(rng, "heldout", next(tool for tool in tools if _is_calculator(tool)))
