@@ -30,11 +30,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RESULT_POLL_SECONDS = 2e-5
-"""Seconds between two queries of the device while `TorchEngine.result` waits and watches the other ranks."""
-PEER_POLL_SECONDS = 0.1
-"""Seconds between two checks that the other ranks still run."""
-
 
 class _LaunchedStep(NamedTuple):
     """A launched step whose result the scheduler has not read yet. ``names`` are those of the downloaded tensors."""
@@ -154,7 +149,7 @@ class TorchEngine:
 
         Raises `EngineDeadError` if the step failed on the device, if no step is in flight, or if the only step in
         flight waits for `sample`. Raises it too if a rank of ``peers`` that is watched exits before the result is
-        ready: rank 0's GPU would wait for that rank without end.
+        ready: rank 0's GPU would wait for that rank without end (`Peers.wait`).
         """
         if not self._in_flight:
             if self._unsampled is not None:
@@ -162,8 +157,8 @@ class TorchEngine:
             raise EngineDeadError("result() was called, but no step is in flight: every launched step was read")
         launched = self._in_flight.popleft()
         with self._failing(f"step {launched.step.id}"):
-            if self.peers is not None and self.peers.watched:
-                _wait_and_watch(launched.download, self.peers)
+            if self.peers is not None:
+                self.peers.wait(launched.download.ready)
             arrays = launched.download.arrays()
         return self.runner.read(launched.step, launched.plan, dict(zip(launched.names, arrays, strict=True)))
 
@@ -249,14 +244,3 @@ class TorchEngine:
         """
         # An extra reference keeps the engine from being collected: destructors of graphs and communicator can block.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
-
-
-def _wait_and_watch(download: Download, peers: Peers) -> None:
-    """Wait until a download is complete. Raise `EngineDeadError` if a rank exits before."""
-    next_check = time.monotonic() + PEER_POLL_SECONDS
-    while not download.ready():
-        time.sleep(RESULT_POLL_SECONDS)
-        if (now := time.monotonic()) >= next_check:
-            next_check = now + PEER_POLL_SECONDS
-            if exited := peers.exited():
-                raise EngineDeadError(f"{exited}; its own error message, if any, is above")

@@ -1,8 +1,8 @@
 """How several ranks run: rank 0 sends each step to the others as bytes, and they execute the steps in order.
 
-`Peers` are rank 0's connections to the other ranks, and `follow` is the loop of each of them. A server starts its ranks
-itself and connects them over ZeroMQ (`minisgl.server.rank_process`), torchrun over TCP. For a program whose own process
-is rank 0, a plugin starts the others (`plugins/ranks/children.py`).
+`Peers` are rank 0's connections to the other ranks, and `follow` is the loop of each of them. The plugins of
+`plugins/ranks` start the ranks: those of a server, connected over ZeroMQ, and those of a program whose own process is
+rank 0. torchrun connects its ranks over TCP.
 """
 
 from __future__ import annotations
@@ -18,9 +18,6 @@ MAX_IN_FLIGHT = 2
 class Peers:
     """Rank 0's connections to the other ranks. `TorchEngine.launch` sends each step to all of them (promise 7)."""
 
-    watched = False
-    """Whether `TorchEngine.result` asks `exited` while it waits. A server's launcher watches its ranks itself."""
-
     def send(self, data: bytes) -> None:
         """Deliver an encoded step to every rank, in order and without loss."""
         raise NotImplementedError
@@ -28,6 +25,12 @@ class Peers:
     def end(self) -> None:
         """Tell every rank that no step follows. Their `follow` then returns."""
         raise NotImplementedError
+
+    def wait(self, ready: Callable[[], bool]) -> None:
+        """Return when ``ready()`` is true, or at once if these ranks are not watched here, as those of a server.
+
+        ``ready`` tells whether rank 0 has the result of a step. Raise `EngineDeadError` if a rank exits before.
+        """
 
     def exited(self) -> str:
         """Return which ranks have exited, as text. Return "" if all of them run, or if this is not known here."""

@@ -1,4 +1,4 @@
-"""The process of a tensor-parallel rank. Rank 0 schedules the steps; the other ranks execute rank 0's steps.
+"""The process of rank 0: it schedules the steps and executes them. Other ranks only execute them.
 
 This module connects messages with a scheduler and an engine. Text and HTTP are handled by the other processes.
 """
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import zmq
 
 from minisgl.core import InvalidRequestError, Output
-from minisgl.engine.ranks import Peers, follow
 from minisgl.message import (
     Abort,
     Accepted,
@@ -54,71 +53,40 @@ if TYPE_CHECKING:
 
 LEADER = "scheduler-0"
 """The name of rank 0's process."""
-END = b""
-"""The message that rank 0 sends to the other ranks after its last step."""
-
 TRIM_IDLE_SECONDS = 1.0
 """Seconds without work after which rank 0 returns the heap's free memory to the operating system."""
 
 
-def run_rank(report: Report, addresses: Addresses, encoded: bytes, rank: int, rendezvous: str) -> None:
-    """Run one rank until the server ends. This is the ``body`` argument of `worker_main`.
+def run_rank(report: Report, addresses: Addresses, encoded: bytes) -> None:
+    """Run the only rank until the server ends. This is the ``body`` argument of `worker_main`.
 
-    ``encoded`` is the config, encoded by `encode_config`. ``rendezvous`` is the address (host:port) at which the ranks'
-    communicators connect; empty if tp is 1.
+    ``encoded`` is the config, encoded by `encode_config`. Of several ranks, `minisgl.plugins.ranks.local` runs each.
     """
-    with started_early(early_of(encoded), *options_of(encoded, "device", "tp")):  # before the plugins import torch
-        manager = PluginManager.load(plugins_of(encoded))
-        config = decode_config(encoded, manager)
-        from minisgl.engine.build import build_engine
-
-        engine = build_engine(config, manager, rank, config.tp, rendezvous)
+    config, manager, engine = build_rank(encoded)
     context = zmq.Context()
-    if rank == 0:
-        if addresses.followers:
-            engine.peers = LocalRanks(context, addresses)
-        run_leader(report, addresses, context, config, manager, engine)
-    else:
-        inbox = Pull(context, addresses.followers[rank - 1])
-        report.send(ready(manager, engine))
-        follow(engine, _next_step(inbox, Push(context, addresses.api), f"scheduler-{rank}", manager))
+    run_leader(report, addresses, context, config, manager, engine)
     # This line is reached only if no error occurred. After an error the engine is not closed, because closing could
     # wait for a rank that has died. Rank 0's engine tells the other ranks to end.
     engine.close()
     context.destroy(linger=500)
 
 
+def build_rank(encoded: bytes, rank: int = 0, rendezvous: str = "") -> tuple[Config, PluginManager, TorchEngine]:
+    """Load the plugins and build the engine of a rank. Return its config, too.
+
+    ``rendezvous`` is the address (host:port) at which the ranks' communicators connect; empty if there is one rank.
+    """
+    with started_early(early_of(encoded), *options_of(encoded, "device", "tp")):  # before the plugins import torch
+        manager = PluginManager.load(plugins_of(encoded))
+        config = decode_config(encoded, manager)
+        from minisgl.engine.build import build_engine
+
+        return config, manager, build_engine(config, manager, rank, config.tp, rendezvous)
+
+
 def ready(manager: PluginManager, engine: TorchEngine) -> Ready:
     """Return the report that this rank is ready."""
     return Ready([(plugin.name, str(plugin.path), plugin.sha256) for plugin in manager.plugins], engine.spec)
-
-
-class LocalRanks(Peers):
-    """The ranks that the same launcher started. They receive steps over ZeroMQ."""
-
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], addresses: Addresses):
-        self._queues = [Push(context, address) for address in addresses.followers]
-
-    def send(self, data: bytes) -> None:
-        """Send an encoded step to every rank."""
-        for each in self._queues:
-            each.send_bytes(data)
-
-    def end(self) -> None:
-        """Tell every rank that no step follows."""
-        self.send(END)
-
-
-def _next_step(inbox: Pull, to_api: Push, role: str, manager: PluginManager) -> Callable[[], bytes | None]:
-    """Return the argument of `follow`: a function that waits for the next step, and meanwhile answers each `Ping`."""
-    ping = Ping().encode()
-
-    def receive() -> bytes | None:
-        while (data := inbox.receive_bytes()) == ping:
-            to_api.send(Pong(role, inbox.num_dropped, manager.call_counts()))
-        return data or None
-
-    return receive
 
 
 def run_leader(

@@ -19,15 +19,18 @@ from minisgl.config import Config, ConfigError
 from minisgl.message.queue import Addresses
 from minisgl.models.generation_config import default_sampling_params
 from minisgl.models.resolve import resolve_model, warn_of_same_name
+from minisgl.plugin_manager.discovery import exists, import_module
 from minisgl.plugin_manager.encoding import encode_config
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.server.rank_process import run_rank
 from minisgl.server.text_process import run_text_process
 from minisgl.server.worker_pool import WorkerPool, heeded_signals
 from minisgl.utils.log import setup_logging
-from minisgl.utils.process import free_port
 
 log = logging.getLogger(__name__)
+
+LOCAL_RANKS = "minisgl.plugins.ranks.local"
+"""The plugin with the bodies of several ranks, which a server runs on this machine."""
 
 
 def serve(config: Config, manager: PluginManager, ranks: Sequence[Callable[..., None]] = ()) -> int:
@@ -42,8 +45,8 @@ def serve(config: Config, manager: PluginManager, ranks: Sequence[Callable[..., 
     sampling_defaults = default_sampling_params(config, path)  # raises `ConfigError` for a wrong value
     model = str(path)
     encoded = encode_config(config, manager)
-    listener = listen(config.server.host, config.server.port)
     ranks = ranks or all_ranks(config.tp)
+    listener = listen(config.server.host, config.server.port)
     worker_pool = WorkerPool((config.log_level, config.log_format))
     with _pending_signals() as pending, contextlib.closing(worker_pool), listener, asyncio.Runner() as runner:
         addresses = Addresses.make(config.server.tokenizers, len(ranks))
@@ -76,9 +79,13 @@ def _pending_signals() -> Iterator[list[int]]:
 
 
 def all_ranks(tp: int) -> list[Callable[..., None]]:
-    """Return the bodies of the processes of ``tp`` ranks, which connect to each other at a free port."""
-    rendezvous = f"127.0.0.1:{free_port()}" if tp > 1 else ""
-    return [partial(run_rank, rank=rank, rendezvous=rendezvous) for rank in range(tp)]
+    """Return the bodies of the processes of ``tp`` ranks. Raise `ConfigError` if the plugin for several is missing."""
+    if tp == 1:
+        return [run_rank]
+    if not exists(LOCAL_RANKS):
+        raise ConfigError(f"tp={tp} needs the plugin plugins/ranks/local, which is missing.")
+    bodies: list[Callable[..., None]] = import_module(LOCAL_RANKS, LOCAL_RANKS).bodies(tp)
+    return bodies
 
 
 def text_workers(addresses: Addresses, model: str) -> dict[str, Callable[..., None]]:

@@ -39,6 +39,10 @@ GRACE = 5.0
 """Seconds that child processes have to exit after their standard input is closed. After that they are killed."""
 PARENT_POLL_SECONDS = 0.1
 """Seconds between two checks that a child's parent still runs."""
+RESULT_POLL_SECONDS = 2e-5
+"""Seconds between two queries of the device while rank 0 waits for a result and watches the other ranks."""
+CHILD_POLL_SECONDS = 0.1
+"""Seconds between two checks that the children still run."""
 
 
 @hookimpl(trylast=True)
@@ -64,8 +68,6 @@ class ChildRanks(Peers):
 
     ``threads`` is torch's thread count before the engine was built; `close` sets torch back to this count.
     """
-
-    watched = True
 
     def __init__(self, config: bytes, size: int, address: str, threads: int):
         self._threads = threads
@@ -118,6 +120,16 @@ class ChildRanks(Peers):
         if failed:
             raise failed[0]
         return done[0]
+
+    def wait(self, ready: Callable[[], bool]) -> None:
+        """Wait until ``ready()`` is true. Raise `EngineDeadError` if a rank exits before."""
+        next_check = time.monotonic() + CHILD_POLL_SECONDS
+        while not ready():
+            time.sleep(RESULT_POLL_SECONDS)
+            if (now := time.monotonic()) >= next_check:
+                next_check = now + CHILD_POLL_SECONDS
+                if exited := self.exited():
+                    raise EngineDeadError(f"{exited}; its own error message, if any, is above")
 
     def end(self) -> None:
         """Close the children's input: no step follows."""

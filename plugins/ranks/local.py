@@ -1,0 +1,79 @@
+"""The ranks of a server: each is a worker process of the server's launcher, which watches them all.
+
+Rank 0 sends each step to the others over ZeroMQ. They need no scheduler, and answer the launcher's `Ping` between two
+steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import zmq
+
+from minisgl.engine.ranks import Peers, follow
+from minisgl.message import Ping, Pong
+from minisgl.message.queue import Addresses, Pull, Push
+from minisgl.plugin_manager.manager import PluginManager
+from minisgl.server.rank_process import build_rank, ready, run_leader
+from minisgl.server.worker_pool import Report
+from minisgl.utils.process import free_port
+
+END = b""
+"""The message that rank 0 sends to the other ranks after its last step."""
+
+
+def bodies(tp: int) -> list[Callable[..., None]]:
+    """Return the ``body`` arguments of `worker_main` for ``tp`` ranks, which connect to each other at a free port."""
+    rendezvous = f"127.0.0.1:{free_port()}"
+    others = [partial(run_other, rank=rank, rendezvous=rendezvous) for rank in range(1, tp)]
+    return [partial(run_first, rendezvous=rendezvous), *others]
+
+
+def run_first(report: Report, addresses: Addresses, encoded: bytes, rendezvous: str) -> None:
+    """Run rank 0 until the server ends: see `minisgl.server.rank_process.run_rank`."""
+    config, manager, engine = build_rank(encoded, 0, rendezvous)
+    context = zmq.Context()
+    engine.peers = LocalRanks(context, addresses)
+    run_leader(report, addresses, context, config, manager, engine)
+    engine.close()  # not after an error: see `run_rank`
+    context.destroy(linger=500)
+
+
+def run_other(report: Report, addresses: Addresses, encoded: bytes, rank: int, rendezvous: str) -> None:
+    """Run another rank until rank 0 has sent its last step."""
+    _, manager, engine = build_rank(encoded, rank, rendezvous)
+    context = zmq.Context()
+    inbox = Pull(context, addresses.followers[rank - 1])
+    report.send(ready(manager, engine))
+    follow(engine, _next_step(inbox, Push(context, addresses.api), f"scheduler-{rank}", manager))
+    engine.close()  # not after an error: see `run_rank`
+    context.destroy(linger=500)
+
+
+class LocalRanks(Peers):
+    """Rank 0's connections to the ranks that the same launcher started. They receive steps over ZeroMQ."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], addresses: Addresses):
+        self._queues = [Push(context, address) for address in addresses.followers]
+
+    def send(self, data: bytes) -> None:
+        """Send an encoded step to every rank."""
+        for each in self._queues:
+            each.send_bytes(data)
+
+    def end(self) -> None:
+        """Tell every rank that no step follows."""
+        self.send(END)
+
+
+def _next_step(inbox: Pull, to_api: Push, role: str, manager: PluginManager) -> Callable[[], bytes | None]:
+    """Return the argument of `follow`: a function that waits for the next step, and meanwhile answers each `Ping`."""
+    ping = Ping().encode()
+
+    def receive() -> bytes | None:
+        while (data := inbox.receive_bytes()) == ping:
+            to_api.send(Pong(role, inbox.num_dropped, manager.call_counts()))
+        return data or None
+
+    return receive
