@@ -8,7 +8,7 @@ knows none of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
@@ -103,20 +103,6 @@ class AttnBatch:
     shared_prefix_len: Tensor | None = None
     """[1] int32: number of leading positions that have the same pages in all decode rows. None if there is no such
     prefix or it is too short to be worth a separate pass."""
-
-    def slice_rows(self, first: int, last: int) -> AttnBatch:
-        """Return rows ``first`` to ``last`` (exclusive) as a batch of their own. No KV or page table is copied."""
-        return replace(
-            self,
-            num_decode=max(0, min(self.num_decode, last) - first),
-            cu_seqlens_q_cpu=self.cu_seqlens_q_cpu[first : last + 1] - self.cu_seqlens_q_cpu[first],
-            seq_lens_cpu=self.seq_lens_cpu[first:last],
-            cu_seqlens_q=self.cu_seqlens_q[first : last + 1] - self.cu_seqlens_q[first]
-            if first
-            else self.cu_seqlens_q[: last + 1],
-            seq_lens=self.seq_lens[first:last],
-            req_pool_indices=self.req_pool_indices[first:last],
-        )
 
 
 class QKNorm(NamedTuple):

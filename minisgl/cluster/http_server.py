@@ -13,7 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from minisgl.config import Config, ServerConfig
-from minisgl.server.extension import load_extensions, load_some
+from minisgl.server.extension import HttpExtension, load_extensions, shipped
 from minisgl.server.launcher import LISTEN
 from minisgl.server.request_record import RequestMiddleware
 from minisgl.utils.process import raise_file_limit
@@ -95,3 +95,8 @@ def _connections(most: int) -> int:
     """Return how many connections fit, at most ``most``: each needs a descriptor here, and one to a replica."""
     files = raise_file_limit(2 * most + OTHER_FILES)
     return max(1, min(most, (files - OTHER_FILES) // 2))
+
+
+def load_some(config: Config, *names: str) -> list[HttpExtension]:
+    """Build those of the named extensions that are shipped. A router of several servers uses them as a server does."""
+    return load_extensions(config, names=[name for name in names if name in shipped()])

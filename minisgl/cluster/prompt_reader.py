@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from starlette.datastructures import Headers
 
+from minisgl.cluster.http_server import load_some
 from minisgl.cluster.kv_events import block_hashes, root_hash
 from minisgl.cluster.relay import PromptView
 from minisgl.config import Config
@@ -25,7 +26,7 @@ from minisgl.core import I32, InvalidRequestError
 from minisgl.message import ChatPrompt, Prompt, TextPrompt, TokensPrompt, unpack_ids
 from minisgl.server.app import is_authorized
 from minisgl.server.errors import ApiError
-from minisgl.server.extension import FOLDER, load_some, shipped
+from minisgl.server.extension import FOLDER, shipped
 from minisgl.server.parsing import parse
 from minisgl.server.protocol import ChatRequest
 from minisgl.tokenizer.tokenizer import Tokenizer

@@ -187,16 +187,6 @@ def _state_bytes(spec: EngineSpec, rank: int) -> int:
     return (rows + 1) * (8 + 4 * len(spec.groups) * spec.num_columns) + sampling
 
 
-def prepare_device(config: Config, local_rank: int, local_size: int) -> None:
-    """Check that this machine has the device of the rank, and initialise CUDA if it is a GPU.
-
-    This can take seconds in which no other thread of this process runs. A rank calls it before it is ready.
-    Raises `ConfigError` if this machine has too few GPUs.
-    """
-    if setup.resolve_device(config, local_rank, local_size).type == "cuda":
-        torch.cuda.init()
-
-
 def _limit_threads(size: int) -> None:
     """Limit torch's threads to this rank's share of the cores: at most ``cores // size``, at least 1.
 

@@ -164,11 +164,6 @@ def overridden(extensions: Sequence[HttpExtension], name: str) -> list[Any]:
     return [getattr(each, name) for each in extensions if getattr(getattr(each, name), "__func__", None) is not base]
 
 
-def load_some(config: Config, *names: str) -> list[HttpExtension]:
-    """Build those of the named extensions that are shipped. A router of several servers uses them as a server does."""
-    return load_extensions(config, names=[name for name in names if name in shipped()])
-
-
 def check_options(server: ServerConfig, extensions: Sequence[HttpExtension]) -> None:
     """Raise `ConfigError` for an option that is set, although no extension is loaded in which it has an effect."""
     loaded = CORE_OPTIONS.union(*(extension.options for extension in extensions))

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from minisgl.message import ChatPrompt, TokensPrompt, pack_ids
+from minisgl.message import ChatPrompt
 from minisgl.sampling_params import Grammar, InvalidRequestError, SamplingParams, shorten
 from minisgl.server.errors import NO_NAMES, ApiError
 from minisgl.server.parsing import convert
@@ -264,20 +264,6 @@ def chat_prompt(
         what = "continue_final_message needs add_generation_prompt: false, because it begins no new message."
         raise ApiError(400, what, "add_generation_prompt", "invalid_value")
     return ChatPrompt(template_messages(messages), add_generation_prompt, kwargs, continue_final_message=continues)
-
-
-def tokens_prompt(tokens: list[int], param: str) -> TokensPrompt:
-    """Return token ids as a prompt. Raise `ApiError` for an id that no vocabulary has: negative, or 2**31 or more.
-
-    ``param`` is the name of the parameter with the ids, for the error.
-    """
-    try:
-        if min(tokens, default=0) >= 0:
-            return TokensPrompt(pack_ids(tokens))
-    except OverflowError:
-        pass
-    bad = next(token for token in tokens if not 0 <= token < 2**31)
-    raise ApiError(400, f"Token id {bad} is not in the vocabulary.", param, "invalid_value")
 
 
 def _token_id(text: str) -> int:

@@ -18,6 +18,7 @@ import torch
 from minisgl.attention import AttentionBackend, AttnBatch, AttnNeeds, GraphKey, LayerSpec, QKNorm
 from minisgl.config import ConfigError
 from minisgl.hooks import hookimpl
+from minisgl.plugins.attention import slice_rows
 from minisgl.plugins.kernels.ops.cpp import attention as kernel
 from minisgl.utils.launch import one_launch
 
@@ -98,10 +99,10 @@ class CppAttention(AttentionBackend):
         rows = len(batch.seq_lens_cpu)
         long = np.diff(batch.cu_seqlens_q_cpu) > self.max_query_tokens
         few = int(np.argmax(long)) if long.any() else rows
-        self.few = batch.slice_rows(0, few) if few else None
+        self.few = slice_rows(batch, 0, few) if few else None
         self.tokens, self.has_prefill = int(batch.cu_seqlens_q_cpu[few]), few < rows
         if self.has_prefill:
-            self.prefill.plan(batch.slice_rows(few, rows))
+            self.prefill.plan(slice_rows(batch, few, rows))
 
     def norm_rope_store(
         self,

@@ -13,6 +13,7 @@ import torch
 
 from minisgl.attention import AttentionBackend, AttnBatch, AttnNeeds, GraphKey, LayerSpec, QKNorm
 from minisgl.hooks import hookimpl
+from minisgl.plugins.attention import slice_rows
 from minisgl.plugins.kernels.attention import attend_quantized, fuses
 
 if TYPE_CHECKING:
@@ -84,8 +85,8 @@ class HybridBackend(AttentionBackend):
         elif n == 0:
             self.prefill.plan(batch)
         else:
-            self.decode.plan(batch.slice_rows(0, n))
-            self.prefill.plan(batch.slice_rows(n, rows))
+            self.decode.plan(slice_rows(batch, 0, n))
+            self.prefill.plan(slice_rows(batch, n, rows))
 
     def attend(
         self,

@@ -18,6 +18,7 @@ import torch
 
 from minisgl.attention import AttentionBackend, AttnBatch, AttnNeeds, GraphKey, LayerSpec
 from minisgl.hooks import hookimpl
+from minisgl.plugins.attention import slice_rows
 from minisgl.utils.launch import one_launch
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class SparseAttention(AttentionBackend):
         """Plan the prefill chunks on the prefill backend, and list the flat-pool entries that each decode row reads."""
         self.decode, self.rows = batch.num_decode, len(batch.seq_lens_cpu)
         if self.decode < self.rows:
-            self.prefill.plan(batch.slice_rows(self.decode, self.rows))
+            self.prefill.plan(slice_rows(batch, self.decode, self.rows))
         if self.decode:
             self.plans = {window: self._plan_window(batch, window) for window in self.heads}
 

@@ -21,11 +21,12 @@ from minisgl.message import (
     TokensPrompt,
     unpack_ids,
 )
+from minisgl.plugins.http.apis.token_ids import tokens_prompt
 from minisgl.server.app import Api
 from minisgl.server.errors import ApiError, timed_out
 from minisgl.server.extension import HttpExtension
 from minisgl.server.generate import Json
-from minisgl.server.protocol import chat_prompt, tokens_prompt
+from minisgl.server.protocol import chat_prompt
 from minisgl.server.sizes import check_num_ids
 
 

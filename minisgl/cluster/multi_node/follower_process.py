@@ -27,7 +27,7 @@ from minisgl.cluster.multi_node.frames import (
 from minisgl.cluster.multi_node.handshake import HANDSHAKE_SECONDS, WrongSecretError, greet, read_secret
 from minisgl.cluster.multi_node.link import CAUSE_SECONDS, Link
 from minisgl.cluster.multi_node.same_options import check_same_options, check_same_plugins, plugin_hashes
-from minisgl.cluster.multi_node.torchrun import END_STATUS, PARENT_POLL_SECONDS, Place, use_interface
+from minisgl.cluster.multi_node.torchrun import END_STATUS, PARENT_POLL_SECONDS, Place, prepare_device, use_interface
 from minisgl.config import Config, ConfigError
 from minisgl.engine.ranks import follow
 from minisgl.plugin_manager.encoding import decode_config, encode_config, plugins_of
@@ -53,7 +53,7 @@ def run_follower(config: Config, light: PluginManager, place: Place) -> int:
     faulthandler.register(STACK_DUMP_SIGNAL, all_threads=False)
     encoded = encode_config(config, light)
     manager = PluginManager.load(plugins_of(encoded))
-    from minisgl.engine.build import build_engine, prepare_device
+    from minisgl.engine.build import build_engine
 
     prepare_device(config, place.local_rank, place.local_size)
     rank0 = Rank0(connect(config, place))

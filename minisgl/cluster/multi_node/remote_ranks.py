@@ -29,7 +29,7 @@ from minisgl.cluster.multi_node.frames import (
 from minisgl.cluster.multi_node.handshake import answer, read_secret
 from minisgl.cluster.multi_node.link import CAUSE_SECONDS, Link
 from minisgl.cluster.multi_node.same_options import plugin_hashes
-from minisgl.cluster.multi_node.torchrun import Place, use_interface
+from minisgl.cluster.multi_node.torchrun import Place, prepare_device, use_interface
 from minisgl.config import Config, ConfigError
 from minisgl.engine.ranks import Peers
 from minisgl.message.queue import Addresses
@@ -183,7 +183,7 @@ def run_rank_0(report: Report, addresses: Addresses, encoded: bytes, place: Plac
         report.send(Failed(reason, options))
         os._exit(1)  # the main thread may wait in a collective, which has no other end
 
-    from minisgl.engine.build import build_engine, prepare_device
+    from minisgl.engine.build import build_engine
 
     prepare_device(config, place.local_rank, place.local_size)
     ranks, rendezvous = _connect(config, manager, encoded, place, end, lambda: report.send(DrainRequest()))

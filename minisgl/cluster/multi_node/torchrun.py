@@ -131,3 +131,17 @@ def use_interface(interface: str) -> str:
 
 def _interfaces() -> str:
     return ", ".join(name for _, name in socket.if_nameindex())
+
+
+def prepare_device(config: Config, local_rank: int, local_size: int) -> None:
+    """Check that this machine has the device of the rank, and initialise CUDA if it is a GPU.
+
+    This can take seconds in which no other thread of this process runs. A rank calls it before it is ready.
+    Raises `ConfigError` if this machine has too few GPUs.
+    """
+    import torch
+
+    from minisgl.engine.setup import resolve_device
+
+    if resolve_device(config, local_rank, local_size).type == "cuda":
+        torch.cuda.init()

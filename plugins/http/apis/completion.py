@@ -26,11 +26,12 @@ from minisgl.message import (
     pack_ids,
     unpack_ids,
 )
+from minisgl.plugins.http.apis.token_ids import tokens_prompt
 from minisgl.sampling_params import SamplingParams, too_long
 from minisgl.server.dispatch import Dispatcher
 from minisgl.server.errors import ApiError, timed_out
 from minisgl.server.generate import MIN_LOGPROB, Choice, ResponseBuilder, vllm_prompt_logprobs
-from minisgl.server.protocol import GenerateRequest, tokens_prompt
+from minisgl.server.protocol import GenerateRequest
 from minisgl.server.request_record import Stream
 
 DEFAULT_MAX_TOKENS = 16

@@ -19,6 +19,7 @@ from minisgl.attention import QKNorm
 from minisgl.config import ConfigError
 from minisgl.kvcache.pool import KVPool
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.attention import slice_rows
 from minisgl.plugins.attention.auto import Auto
 from minisgl.plugins.attention.cpp import Cpp, CppAttention
 from minisgl.plugins.attention.torch import Torch, TorchAttention
@@ -114,7 +115,7 @@ def test_promise_8_one_result_for_a_query() -> None:
     made.bind(prepared.pool, prepared.layers, [])
 
     def result(first: int, last: int) -> torch.Tensor:
-        batch = prepared.batch.slice_rows(first, last)
+        batch = slice_rows(prepared.batch, first, last)
         begin, end = prepared.batch.cu_seqlens_q_cpu[[first, last]]
         made.plan(batch)
         return made.forward(prepared.layers[1], prepared.q[begin:end], torch.empty_like(prepared.q[begin:end]))
@@ -122,7 +123,9 @@ def test_promise_8_one_result_for_a_query() -> None:
     together = result(0, 4)
     assert torch.equal(together, torch.cat([result(i, i + 1) for i in range(4)]))
     # The last query of row 2, alone: a decode row of the same length in the same pages.
-    alone = replace(prepared.batch.slice_rows(2, 3), num_decode=1, cu_seqlens_q_cpu=prepared.batch.cu_seqlens_q_cpu[:2])
+    alone = replace(
+        slice_rows(prepared.batch, 2, 3), num_decode=1, cu_seqlens_q_cpu=prepared.batch.cu_seqlens_q_cpu[:2]
+    )
     made.plan(replace(alone, cu_seqlens_q=prepared.batch.cu_seqlens_q[:2]))
     q = prepared.q[7:8]
     assert torch.equal(made.forward(prepared.layers[1], q, torch.empty_like(q)), together[7:8])
@@ -141,7 +144,7 @@ def test_promise_8_prompts() -> None:
     try:
         for threads in (1, 2, 7):
             torch.set_num_threads(threads)
-            last = prepared.batch.slice_rows(0, 1)  # the last query of the first row, as a decode row
+            last = slice_rows(prepared.batch, 0, 1)  # the last query of the first row, as a decode row
             cu_seqlens_q = torch.tensor([0, 1], dtype=torch.int32)
             made.plan(replace(last, num_decode=1, cu_seqlens_q=cu_seqlens_q, cu_seqlens_q_cpu=cu_seqlens_q.numpy()))
             q = prepared.q[1099:1100]
