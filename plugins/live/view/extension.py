@@ -12,9 +12,9 @@ import contextlib
 import logging
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -67,19 +67,24 @@ class PaceBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     steps: int = 1
     seconds: float = 0.0
 
+    BOUNDS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "steps": {"minimum": 1, "maximum": 1000},
+        "seconds": {"minimum": 0, "maximum": 60},
+    }
+
     def check(self) -> PaceBody:
         """Return this body. Raise `ApiError` if a number is out of range."""
-        if not 1 <= self.steps <= 1000:
-            raise ApiError(400, "steps must be from 1 to 1000.", "steps")
-        if not 0.0 <= self.seconds <= 60.0:
-            raise ApiError(400, "seconds must be from 0 to 60.", "seconds")
+        for name, bounds in self.BOUNDS.items():
+            if not bounds["minimum"] <= getattr(self, name) <= bounds["maximum"]:
+                raise ApiError(400, f"{name} must be from {bounds['minimum']} to {bounds['maximum']}.", name)
         return self
 
 
-def described(kind: type[msgspec.Struct]) -> dict[str, Any]:
+def described(kind: type[PaceBody | WhatIfBody]) -> dict[str, Any]:
     """Return the part of a route's description in ``/openapi.json`` that has the schema of its body."""
     (_, made) = msgspec.json.schema_components([kind])
     schema = {**made[kind.__name__], "additionalProperties": {"type": "null"}}  # null is as if it were missing
+    schema["properties"] = {name: {**each, **kind.BOUNDS.get(name, {})} for name, each in schema["properties"].items()}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 

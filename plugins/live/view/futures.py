@@ -11,9 +11,10 @@ import contextlib
 import os
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -55,6 +56,10 @@ class WhatIfBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_running_requests: int | None = None
     starvation_steps: int | None = None
     overlap: bool | None = None
+    BOUNDS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        **{name: {"minimum": 1, "maximum": most} for name, most in _LIMITS.items()},
+        **{key: {"pattern": f"^{_NAME.pattern}$"} for key in ("scheduler", "cache")},
+    }
 
     def overrides(self) -> list[str]:
         """Return the options as on the command line. Raise `ApiError` for a wrong one."""

@@ -339,3 +339,10 @@ def test_the_bodies_are_described(server: Server) -> None:
         assert schema["required"] == [needed]
         answer = httpx.post(server.url + path, json={})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, needed)
+        for name, bounds in ((name, each) for name, each in schema["properties"].items() if "maximum" in each):
+            for value in (bounds["minimum"] - 1, bounds["maximum"] + 1):
+                body = {"do": "pause"} if needed == "do" else {"at": 1}
+                answer = httpx.post(server.url + path, json={**body, name: value})
+                assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+    schema = paths["/live/pace"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert "maximum" in schema["properties"]["steps"]
