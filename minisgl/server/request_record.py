@@ -119,24 +119,6 @@ class Stream:
         if None in self.ends:
             self.error = self.error or "The client disconnected."
 
-    @property
-    def prompt_tokens(self) -> int | None:
-        """The tokens of all prompts, or None unless the first choice of each has ended without an error.
-
-        The choices of a prompt share it.
-        """
-        tokens = 0
-        for end in self.ends[:: self.params.n]:
-            if end is None or end.finish_reason == "error":
-                return None
-            tokens += end.prompt_tokens
-        return tokens
-
-    @property
-    def finish_reasons(self) -> list[str]:
-        """Why each choice ended, in order. A choice that was aborted has "abort"."""
-        return ["abort" if end is None else end.finish_reason for end in self.ends]
-
 
 @dataclass
 class RequestRecord:

@@ -7,6 +7,7 @@ from typing import Any
 
 from minisgl import hookimpl
 from minisgl.config import Config
+from minisgl.plugins.http.apis.outcome import finish_reasons, prompt_tokens
 from minisgl.server.extension import HttpExtension
 from minisgl.server.request_record import RequestRecord
 
@@ -48,8 +49,8 @@ def _fields(record: RequestRecord) -> dict[str, Any]:
     stream = record.stream
     if stream is not None:
         fields["uid"], fields["choices"] = stream.uids[0], len(stream.uids)
-        fields["prompt_tokens"], fields["output_tokens"] = stream.prompt_tokens, stream.output_tokens
-        fields["finish_reasons"] = sorted(set(stream.finish_reasons))
+        fields["prompt_tokens"], fields["output_tokens"] = prompt_tokens(stream), stream.output_tokens
+        fields["finish_reasons"] = sorted(set(finish_reasons(stream)))
         if stream.first_token is not None:
             fields["first_token_seconds"] = round(stream.first_token, 6)
     return fields

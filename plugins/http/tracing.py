@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from minisgl import hookimpl
 from minisgl.config import Config, ConfigError
+from minisgl.plugins.http.apis.outcome import finish_reasons, prompt_tokens
 from minisgl.server.extension import HttpExtension
 from minisgl.server.request_record import RequestRecord, Stream
 from minisgl.utils.version import __version__
@@ -122,7 +123,7 @@ def _generation_attributes(stream: Stream) -> dict[str, Any]:
     params = stream.params
     attributes: dict[str, Any] = {
         "gen_ai.response.id": stream.response_id,
-        "gen_ai.response.finish_reasons": stream.finish_reasons,
+        "gen_ai.response.finish_reasons": finish_reasons(stream),
         "gen_ai.usage.output_tokens": stream.output_tokens,
         "gen_ai.request.max_tokens": params.max_tokens,
         "gen_ai.request.temperature": params.temperature,
@@ -130,8 +131,8 @@ def _generation_attributes(stream: Stream) -> dict[str, Any]:
         "gen_ai.request.frequency_penalty": params.frequency_penalty,
         "gen_ai.request.presence_penalty": params.presence_penalty,
     }
-    if stream.prompt_tokens is not None:
-        attributes["gen_ai.usage.input_tokens"] = stream.prompt_tokens
+    if (tokens := prompt_tokens(stream)) is not None:
+        attributes["gen_ai.usage.input_tokens"] = tokens
     if params.top_k > 0:
         attributes["gen_ai.request.top_k"] = params.top_k
     if params.n != 1:
