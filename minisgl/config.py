@@ -39,6 +39,7 @@ OPTION_PLUGINS = MappingProxyType(
         "trace": ("observer", "trace"),
         "kv_events": ("observer", "kv_events"),
         "knock_out": ("models", "moe_options"),
+        "load_format": ("models", "dummy"),
         "verification_rounds": ("speculation", "rounds"),
     }
 )

@@ -26,7 +26,7 @@ from minisgl.models.config import HOW_TO_ADD, ModelConfig
 from minisgl.models.converter import ModelConverter, Quantization, load_converted
 from minisgl.models.decoder import Model
 from minisgl.models.resolve import resolve_model
-from minisgl.models.weights import Checkpoint, Dummy
+from minisgl.models.weights import Checkpoint
 
 if TYPE_CHECKING:
     from minisgl.plugin_manager.manager import PluginManager
@@ -189,11 +189,9 @@ def build_model(
         built: Model = kind(model, ctx)
     except ValueError as error:
         raise ConfigError(f"{config.model} can't be built: {error}") from error
-    if config.load_format == "dummy":
-        load_converted(built, Dummy(config.seed), converters, ctx.device)
-    else:
-        with Checkpoint(path) if quantization is None else quantization.open(path) as weights:
-            load_converted(built, weights, converters, ctx.device)
+    opened = (source for converter in converters if (source := converter.open(path)) is not None)
+    with next(opened, None) or Checkpoint(path) as weights:
+        load_converted(built, weights, converters, ctx.device)
     return built, converters
 
 

@@ -15,11 +15,11 @@ the page size: ``def build(self, page_size)``.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 from minisgl.core import I32
 
-__all__ = ["InsertResult", "Key", "MatchResult", "PrefixCache", "Rematches"]
+__all__ = ["InsertResult", "Key", "MatchResult", "PrefixCache"]
 
 
 class Key(NamedTuple):
@@ -52,8 +52,13 @@ class InsertResult(NamedTuple):
 class PrefixCache(Protocol):
     """A map from token prefixes to KV pages. The length of every prefix is a multiple of the page size.
 
-    A cache may have a further member, ``make_manager(spec, cache, events)``: it returns the `CacheManager` that knows
-    this cache, if that is another than the scheduler's own.
+    A cache may have two further members:
+
+    - ``make_manager(spec, cache, events)`` returns the `CacheManager` that knows this cache, if that is another than
+      the scheduler's own.
+    - ``rematch(key, last)`` returns what ``match(key)`` returns. ``last`` is an earlier result for the same key, from
+      any time before. The scheduler matches a waiting request again after every change of the cache. Most changes leave
+      the result as it was, so a cache that starts at ``last`` need not compare the tokens of the whole prefix again.
     """
 
     reuses: bool
@@ -88,15 +93,3 @@ class PrefixCache(Protocol):
 
     def check(self) -> None:
         """Raise AssertionError if the cache's own data structure is inconsistent."""
-
-
-@runtime_checkable
-class Rematches(Protocol):
-    """An optional method of a prefix cache. Without it, the scheduler calls `PrefixCache.match` again instead."""
-
-    def rematch(self, key: Key, last: MatchResult) -> MatchResult:
-        """Return what ``match(key)`` returns. ``last`` is an earlier result for the same key, from any time before.
-
-        The scheduler matches a waiting request again after every change of the cache. Most changes leave the result as
-        it was, so a cache that starts at ``last`` need not compare the tokens of the whole prefix again.
-        """

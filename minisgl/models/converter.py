@@ -8,6 +8,7 @@ plugin replaced it, is left as it is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,10 @@ class ModelConverter:
 
     def before_loading(self, model: nn.Module) -> None:
         """Change how the layers of ``model`` store weights. Called once, when the model has been built."""
+
+    def open(self, path: str | Path) -> AbstractContextManager[WeightSource] | None:
+        """Open the model's weights. The first converter that returns some decides. None: it leaves them to others."""
+        return None
 
     def after_loading(self, model: nn.Module) -> None:
         """Change what the layers of ``model`` compute with. Called once, when all weights have been loaded."""

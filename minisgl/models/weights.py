@@ -1,4 +1,4 @@
-"""Loading of a model's weights from safetensors files, or initialisation with random numbers.
+"""Loading of a model's weights from safetensors files.
 
 A rank reads only its own slices of the files. Loading is strict: a tensor that is missing, unknown or of a wrong shape
 raises an error with its name.
@@ -6,7 +6,6 @@ raises an error with its name.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -22,7 +21,7 @@ from minisgl.config import ConfigError
 from minisgl.layers.weight_shards import WeightShard, WeightSource, weight_shards_of
 from minisgl.models.resolve import some, weight_files
 
-__all__ = ["WIDE", "Checkpoint", "Dummy", "dtype_name", "load_weights"]
+__all__ = ["WIDE", "Checkpoint", "dtype_name", "load_weights"]
 
 WIDE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """The dtypes of weights that are not quantised."""
@@ -101,35 +100,6 @@ class Checkpoint:
         if part.dtype == torch.float8_e4m3fn:
             raise ConfigError(f"{stored}, but quantization_config of config.json implies a wider dtype.")
         raise ConfigError(f"{stored}, but weights must be in {', '.join(map(dtype_name, WIDE))}.")
-
-
-class Dummy:
-    """Random weights: normal with standard deviation ``std``; the weights of norms are ones.
-
-    A tensor's values depend only on its name, its whole shape, the dtype, ``std``, the seed and the kind of device, not
-    on the slice. So the ranks hold slices of the same model at any tensor-parallel size. Each tensor is drawn on the
-    device that it belongs to.
-    """
-
-    names = None
-
-    def __init__(self, seed: int = 0, std: float = 0.02):
-        self.seed, self.std = seed, std
-
-    def fill(self, shard: WeightShard) -> None:
-        """Draw the whole tensor and copy the shard's slice into its target."""
-        if shard.name.endswith("norm.weight"):
-            shard.target.fill_(1.0)
-            return
-        digest = hashlib.sha256(f"{self.seed} {shard.name}".encode()).digest()
-        generator = torch.Generator(shard.target.device)
-        generator.manual_seed(int.from_bytes(digest[:7], "little"))
-        dtype, device = shard.target.dtype, shard.target.device
-        if shard.target.shape == shard.shape and shard.target.is_contiguous():
-            shard.target.normal_(0.0, self.std, generator=generator)
-            return
-        whole = torch.empty(shard.shape, dtype=dtype, device=device).normal_(0.0, self.std, generator=generator)
-        shard.target.copy_(whole[shard.index])
 
 
 @torch.no_grad()

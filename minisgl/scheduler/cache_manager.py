@@ -59,7 +59,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minisgl.core import I32, EngineSpec, Req, Step
-from minisgl.kvcache import Key, MatchResult, PrefixCache, Rematches
+from minisgl.kvcache import Key, MatchResult, PrefixCache
 from minisgl.scheduler.observer import Observer
 from minisgl.scheduler.page_allocator import PageAllocator
 from minisgl.scheduler.request_table import RequestTable, Reserve
@@ -101,7 +101,7 @@ class CacheManager:
         self.allocator = PageAllocator(spec.num_pages, spec.max_running_requests)
         self.request_table = RequestTable(spec)
         self.reserve = Reserve()  # tokens of each running request for which admission keeps pages free
-        self._rematch = cache.rematch if isinstance(cache, Rematches) else lambda key, last: cache.match(key)
+        self._rematch = getattr(cache, "rematch", lambda key, last: cache.match(key))
         self.last_launched_step = -1
         self.last_read_step = -1
         self.evicted_pages = 0  # number of pages evicted since the start

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minisgl.core import I32
-from minisgl.kvcache import Key, MatchResult, PrefixCache, Rematches
+from minisgl.kvcache import Key, MatchResult, PrefixCache
 
 __all__ = ["CacheConformance", "CacheModel", "CachePair", "Prefix"]
 
@@ -104,7 +104,7 @@ class CachePair:
     recently used pages must be evicted. Inserted pages come from a pool of ``num_pages`` pages; evicted pages and
     duplicates return to the pool. A handle of the pair is the tuple (handle of the cache, locked prefix).
 
-    If the cache has the method `Rematches.rematch`, the last keys are matched again, from their last result, after
+    If the cache has the method ``rematch``, the last keys are matched again, from their last result, after
     every change.
     """
 
@@ -228,8 +228,8 @@ class CachePair:
         assert self.cache.evictable_pages == self.model.evictable_pages, (
             f"evictable_pages is {self.cache.evictable_pages}, expected {self.model.evictable_pages}"
         )
-        if isinstance(self.cache, Rematches):
-            self._matched = [(key, self.cache.rematch(key, last)) for key, last in self._matched]
+        if (rematch := getattr(self.cache, "rematch", None)) is not None:
+            self._matched = [(key, rematch(key, last)) for key, last in self._matched]
             for key, found in self._matched:
                 self._compare("rematch", key, found)
         self.cache.check()

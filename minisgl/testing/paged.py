@@ -21,8 +21,9 @@ from minisgl.layers.weight_shards import WeightSource
 from minisgl.models.config import ModelConfig
 from minisgl.models.converter import Kernels, ModelConverter, Quantization, load_converted
 from minisgl.models.decoder import Model
-from minisgl.models.weights import Checkpoint, Dummy
+from minisgl.models.weights import Checkpoint
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.models.dummy import Dummy
 from minisgl.plugins.models.quantized import quantization_of
 from minisgl.plugins.moe import MoeBackend
 

@@ -23,10 +23,10 @@ from minisgl.config import Config, ConfigError
 from minisgl.distributed import Communicator
 from minisgl.layers.context import no_parts
 from minisgl.models.config import ModelConfig
-from minisgl.models.weights import Dummy
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.fp8_gemm.torch import TorchFp8Gemm
 from minisgl.plugins.kernels.ops.fp8 import Fp8Weight, QuantizedRows
+from minisgl.plugins.models.dummy import Dummy
 from minisgl.plugins.models.quantized import build_quantization
 from minisgl.plugins.quantization.e4m3.matrix import Fp8Matrix
 from minisgl.testing.checkpoints import tiny_checkpoint

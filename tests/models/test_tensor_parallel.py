@@ -10,8 +10,8 @@ import torch
 
 from minisgl.config import ConfigError
 from minisgl.distributed import Communicator
-from minisgl.models.weights import Dummy
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.models.dummy import Dummy
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.paged import PagedModel
 from minisgl.testing.ranks import run_ranks

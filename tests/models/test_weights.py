@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 from minisgl.config import ConfigError
 from minisgl.distributed import Communicator
 from minisgl.layers.weight_shards import WeightShard
-from minisgl.models.weights import Checkpoint, Dummy, load_weights
+from minisgl.models.weights import Checkpoint, load_weights
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.models.dummy import Dummy
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.paged import PagedModel
 from minisgl.testing.ranks import run_ranks
