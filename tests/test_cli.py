@@ -192,7 +192,9 @@ def test_demo() -> None:
     assert "radix tree" in result.stdout
     assert "579" in result.stdout
     assert "4071" in result.stdout
-    assert result.stdout.count("tok/s)") == 3
+    assert '[calls calculator] {"expression": "37 * 48"}' in result.stdout
+    assert "     tool: 1776\nassistant: 37 * 48 = 1776." in result.stdout
+    assert result.stdout.count("tok/s)") == 5
     assert "The server ended with status 0." in result.stdout
     assert "loading weights" in result.stderr
     assert "minisgl.access" not in result.stderr  # the log would be in the middle of the replies

@@ -23,11 +23,8 @@ from minisgl.chapters.tutor.corpus import Question
 from minisgl.chapters.tutor.exercises import COLOR_ODDS
 from minisgl.models.shipped import weights_dir
 
-BARS = {"lookup": 90.0, "sum": 95.0, "count": 95.0, "copy": 95.0, "glossary": 85.0}
+BARS = {"lookup": 90.0, "sum": 95.0, "count": 95.0, "copy": 95.0, "glossary": 85.0, **dict.fromkeys(tools.EXAMS, 90.0)}
 """Percentage of held-out questions, by family, that the shipped weights must answer correctly."""
-
-TOOL_BARS = {"call": 90.0, "result": 90.0, "no_call": 90.0}
-"""The same for the families with tools."""
 
 FAMILIES = (*corpus.EXAMS, *tools.EXAMS)
 """All families of held-out questions. The last ones need a chat template with tools."""
@@ -173,8 +170,7 @@ def main(arguments: list[str] | None = None) -> None:
     for family in options.families:
         start = time.monotonic()
         result = score(runner, family, options.size, options.seed, 16_384 if options.device == "cpu" else 400_000)
-        bars = {**BARS, **TOOL_BARS}
-        bar = f"{bars[family]:.0f}" if family in bars else ""
+        bar = f"{BARS[family]:.0f}" if family in BARS else ""
         right = f"{result.right} / {result.asked}"
         print(f"{family:<10} {right:>12} {result.percent:>7.1f}%  {bar:>4}  {time.monotonic() - start:.1f}", flush=True)
         report["scores"][family] = round(result.percent, 2)

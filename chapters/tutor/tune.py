@@ -1,4 +1,4 @@
-"""Fine-tuning of the shipped `tutor` on conversations with tools.
+"""Fine-tuning of `tutor` on conversations with tools.
 
     python -m minisgl.chapters.tutor.tune --out runs/tools --minutes 3 --device cuda
     python -m minisgl.chapters.tutor.tune --out runs/tools --steps 30 --rows 3 --length 512 --score 10    # on a CPU
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,11 +46,11 @@ def tune_losses(
 
 
 class Tuner(Trainer):
-    """A training that begins with the shipped weights, and keeps them as its teacher."""
+    """A training that begins with the weights of ``options.start``, and keeps them as its teacher."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         super().__init__(options)
-        weights = load_file(weights_dir("tutor") / "model.safetensors")
+        weights = load_file(options.start / "model.safetensors")
         self.teacher: PreTrainedModel = models.build("tutor").to(options.device).eval().requires_grad_(False)
         _load(self.teacher, weights)
         if not self.step:
@@ -90,6 +91,7 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     """Return the options of the command line."""
     parser = make_parser(__doc__)
     parser.set_defaults(packer=ToolPacker, rate=1e-3, rows=32)
+    parser.add_argument("--start", type=Path, default=weights_dir("tutor"), help="folder of the model to begin with")
     parser.add_argument("--score", type=int, default=200, help="held-out questions per family at the end; 0 for none")
     options = parse(arguments, parser)
     if options.model != "tutor":

@@ -21,7 +21,7 @@ WORKS = {
     "schema": "structured output",
     "tools": "tools",
     "agent": "a whole turn with a tool",
-    "streamed_agent": "the same streamed",
+    "streamed_agent": "a streamed turn that the model leads",
     "responses": "the Responses API",
     "schema_by_tool": "structured output by a tool",
     "counted": "counting tokens",

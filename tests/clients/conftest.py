@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,15 +18,6 @@ from minisgl.testing.serving import Server, patient_timeout
 
 from .catalog import FOLDER, Client
 
-TEMPLATE = """{%- if tools %}{{- '<|im_start|>system\n# Tools\n<tools>' }}
-{%- for tool in tools %}{{- '\n' + tool | tojson }}{%- endfor %}{{- '\n</tools><|im_end|>\n' }}{%- endif %}
-{%- for message in messages %}
-{{- '<|im_start|>' + message.role + '\n' }}{%- if message.content %}{{- message.content }}{%- endif %}
-{%- for call in message.tool_calls or [] %}{%- set call = call.function %}
-{{- '\n<tool_call>\n{"name": "' + call.name + '", "arguments": ' + call.arguments | tojson + '}\n</tool_call>' }}
-{%- endfor %}{{- '<|im_end|>\n' }}
-{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
-"""Without tools, the prompt is that of the embedded model's own template."""
 QUESTION = "What is a KV cache?"
 """The question of the scripts."""
 FOREIGN = ("OPENAI_", "ANTHROPIC_", "PYTHON")
@@ -50,18 +40,9 @@ def requests_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of the embedded model, with a chat template that writes tools."""
-    folder = tmp_path_factory.mktemp("model") / "tutor"
-    shutil.copytree(resolve_model("tutor"), folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def server(model: Path, requests_file: Path) -> Iterator[Server]:
+def server(requests_file: Path) -> Iterator[Server]:
     """Start a server with the embedded model, which records its requests."""
-    options = (f"model={model}", "server.served_model_name=tutor", "num_pages=512", f"plugins={FOLDER / 'recorder.py'}")
+    options = ("model=tutor", "num_pages=512", f"plugins={FOLDER / 'recorder.py'}")
     with Server(*options, env={"MINISGL_REQUESTS": str(requests_file)}) as running:
         yield running
 
@@ -75,9 +56,7 @@ def answer(server: Server) -> str:
 
 
 @pytest.fixture(scope="session")
-def run_client(
-    server: Server, model: Path, requests_file: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Ran]:
+def run_client(server: Server, requests_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ran]:
     """Return a function that runs a client's script, once, and returns its results."""
     done: dict[str, Ran] = {}
 
@@ -88,7 +67,7 @@ def run_client(
             inherited = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
             ran = subprocess.run(
                 [*client.command, str(out)],
-                env={**inherited, **QUIET, "MINISGL_URL": server.url, "MINISGL_MODEL": str(model)},
+                env={**inherited, **QUIET, "MINISGL_URL": server.url, "MINISGL_MODEL": str(resolve_model("tutor"))},
                 cwd=out.parent,
                 capture_output=True,
                 text=True,

@@ -53,6 +53,11 @@ def is_turn(value: Any, answer: str) -> None:
     assert value["text"]
 
 
+def is_agents_turn(value: Any, answer: str) -> None:
+    """Check a whole turn of which the model decides each step: it calls the tool, and uses its result."""
+    assert value == {"call": {"name": "calculator", "arguments": {"expression": "37 * 48"}}, "text": "37 * 48 = 1776."}
+
+
 def is_text(value: Any, answer: str) -> None:
     assert isinstance(value, str) and value
 
@@ -78,7 +83,7 @@ CHECKS: dict[str, Check] = {
     "json_object": begins_object,
     "json_in_markdown": is_text,
     "parallel_tools": is_text,
-    "streamed_agent": is_turn,
+    "streamed_agent": is_agents_turn,
     "counted": is_count,
     "schema_by_tool": is_person,
     "schema_by_strict_tool": is_person,

@@ -15,7 +15,7 @@ from minisgl.chapters.tutor.exercises import COLOR_ODDS, sum_held_out
 from minisgl.chapters.tutor.score import BARS, Runner, all_odds, is_right, score
 from minisgl.models.shipped import shipped, weights_dir
 
-ASKED = {"lookup": 80, "sum": 200, "count": 100, "copy": 100, "glossary": 150}
+ASKED = {"lookup": 80, "sum": 200, "count": 100, "copy": 100, "glossary": 150, "call": 25, "result": 25, "no_call": 25}
 
 
 @pytest.fixture(scope="module")

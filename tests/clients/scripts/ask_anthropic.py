@@ -3,7 +3,7 @@
 from typing import Any
 
 import anthropic
-from cases import ADD, KEY, MODEL, URL, USER, called, case, run
+from cases import ADD, CALCULATOR, KEY, MODEL, RESULT, TO_CALCULATE, URL, USER, called, case, run
 
 client = anthropic.Anthropic(base_url=URL.removesuffix("/v1"), api_key=KEY, max_retries=0)
 TOOL: Any = {
@@ -52,31 +52,33 @@ def streamed_tools() -> Any:
     return called(call.name, "".join(pieces))
 
 
-def turn(streamed: bool) -> Any:
+@case
+def agent() -> Any:
     """Call a tool, send its result back, and get an answer."""
-
-    def ask(**given: Any) -> Any:
-        if not streamed:
-            return client.messages.create(**given)
-        with client.messages.stream(**given) as stream:
-            return stream.get_final_message()
-
-    first = ask(**FORCED, messages=USER)
+    first = client.messages.create(**FORCED, messages=USER)
     call = call_of(first)
     result: Any = {"type": "tool_result", "tool_use_id": call.id, "content": "5"}
     messages: Any = [*USER, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
-    second = ask(model=MODEL, max_tokens=100, tools=[TOOL], tool_choice={"type": "none"}, messages=messages)
+    given: Any = {"model": MODEL, "max_tokens": 100, "tools": [TOOL], "tool_choice": {"type": "none"}}
+    second = client.messages.create(**given, messages=messages)
     return {"call": called(call.name, call.input), "text": text_of(second)}
 
 
 @case
-def agent() -> Any:
-    return turn(False)
-
-
-@case
 def streamed_agent() -> Any:
-    return turn(True)
+    """Leave it to the model to call a tool and to use its result, with both answers streamed."""
+    function = CALCULATOR["function"]
+    tool = {"name": function["name"], "description": function["description"], "input_schema": function["parameters"]}
+    given: Any = {"model": MODEL, "max_tokens": 100, "tools": [tool], "extra_body": GREEDY}
+    asked: list[Any] = [{"role": "user", "content": TO_CALCULATE}]
+    with client.messages.stream(**given, messages=asked) as stream:
+        first = stream.get_final_message()
+    call = call_of(first)
+    result: Any = {"type": "tool_result", "tool_use_id": call.id, "content": RESULT}
+    sent: Any = [{"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
+    with client.messages.stream(**given, messages=[*asked, *sent]) as stream:
+        text = "".join(stream.text_stream)
+    return {"call": called(call.name, call.input), "text": text}
 
 
 @case

@@ -3,7 +3,7 @@
 from typing import Any
 
 import openai
-from cases import ADD, KEY, MODEL, URL, USER, Person, called, case, run
+from cases import ADD, CALCULATOR, KEY, MODEL, RESULT, TO_CALCULATE, URL, USER, Person, called, case, run
 
 client = openai.OpenAI(base_url=URL, api_key=KEY, max_retries=0)
 
@@ -78,16 +78,15 @@ def agent() -> Any:
 
 @case
 def streamed_agent() -> Any:
-    """Do the same, with both answers streamed."""
-    given: dict[str, Any] = {"model": MODEL, "max_tokens": 100, "tools": [ADD]}
-    with client.chat.completions.stream(
-        **given, messages=USER, tool_choice="required", parallel_tool_calls=False
-    ) as first:
+    """Leave it to the model to call a tool and to use its result, with both answers streamed."""
+    given: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 100, "tools": [CALCULATOR]}
+    asked: list[Any] = [{"role": "user", "content": TO_CALCULATE}]
+    with client.chat.completions.stream(**given, messages=asked) as first:
         message = first.get_final_completion().choices[0].message
     (call,) = message.tool_calls or []
     sent = {"role": "assistant", "tool_calls": [call.model_dump(exclude={"function": {"parsed_arguments"}})]}
-    result = {"role": "tool", "tool_call_id": call.id, "content": "5"}
-    chunks = client.chat.completions.create(**given, messages=[*USER, sent, result], tool_choice="none", stream=True)
+    result = {"role": "tool", "tool_call_id": call.id, "content": RESULT}
+    chunks = client.chat.completions.create(**given, messages=[*asked, sent, result], stream=True)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     return {"call": called(call.function.name, call.function.arguments), "text": text}
 

@@ -11,7 +11,7 @@ from agents import (
     function_tool,
     set_tracing_disabled,
 )
-from cases import KEY, MODEL, QUESTION, URL, Person, called, case, run
+from cases import KEY, MODEL, QUESTION, RESULT, TO_CALCULATE, URL, Person, called, case, run
 from openai import AsyncOpenAI
 
 set_tracing_disabled(True)
@@ -61,18 +61,17 @@ async def agent() -> Any:
 
 @case
 async def streamed_agent() -> Any:
-    """Do the same, with both answers streamed."""
+    """Leave it to the model to call a tool and to use its result, with both answers streamed."""
     calls = []
 
     @function_tool
-    def add(a: Literal[1, 2], b: Literal[3, 4]) -> int:
-        """Add two numbers."""
-        calls.append(called("add", {"a": a, "b": b}))
-        return a + b
+    def calculator(expression: str) -> str:
+        """Evaluate an arithmetic expression."""
+        calls.append(called("calculator", {"expression": expression}))
+        return RESULT
 
-    forced = ModelSettings(temperature=0, max_tokens=100, tool_choice="required", parallel_tool_calls=False)
-    agent = Agent("a", model=model(), model_settings=forced, tools=[add])
-    ran = Runner.run_streamed(agent, QUESTION, max_turns=3)
+    agent = Agent("a", model=model(), model_settings=settings, tools=[calculator])
+    ran = Runner.run_streamed(agent, TO_CALCULATE, max_turns=3)
     pieces = [
         event.data.delta
         async for event in ran.stream_events()

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from cases import KEY, MODEL, QUESTION, URL, Person, called, case, run
+from cases import KEY, MODEL, QUESTION, RESULT, TO_CALCULATE, URL, Person, called, case, run
 from pydantic_ai import Agent, ModelSettings, NativeOutput, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
@@ -51,21 +51,15 @@ async def tools() -> Any:
 
 @case
 async def streamed_agent() -> Any:
-    """Call a tool, and stream the answer to its result. The call is forced in the first request only."""
+    """Leave it to the model to call a tool and to use its result, with both answers streamed."""
     calls = []
 
-    def add(a: Literal[1, 2], b: Literal[3, 4]) -> int:
-        """Add two numbers."""
-        calls.append(called("add", {"a": a, "b": b}))
-        return a + b
+    def calculator(expression: str) -> str:
+        """Evaluate an arithmetic expression."""
+        calls.append(called("calculator", {"expression": expression}))
+        return RESULT
 
-    def choose(context: Any) -> ModelSettings:
-        choice: Any = "required" if context.run_step <= 1 else "none"
-        return ModelSettings(temperature=0, max_tokens=100, tool_choice=choice, parallel_tool_calls=False)
-
-    model = OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=URL, api_key=KEY))
-    made = Agent(model, model_settings=choose, retries=0, tools=[add])
-    async with made.run_stream(QUESTION) as result:
+    async with agent(tools=[calculator]).run_stream(TO_CALCULATE) as result:
         pieces = [piece async for piece in result.stream_text(delta=True, debounce_by=None)]
     return {"call": calls[0], "text": "".join(pieces)}
 

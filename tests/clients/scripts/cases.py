@@ -18,7 +18,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-__all__ = ["ADD", "KEY", "MODEL", "QUESTION", "URL", "USER", "Person", "add", "called", "case", "run"]
+__all__ = [
+    "ADD", "CALCULATOR", "KEY", "MODEL", "QUESTION", "RESULT", "TO_CALCULATE", "URL", "USER", "Person", "add", "called",
+    "case", "run",
+]  # fmt: skip
 
 URL = os.environ["MINISGL_URL"] + "/v1"
 MODEL, KEY = "tutor", "none"
@@ -37,6 +40,22 @@ ADD: Any = {
     },
 }
 """A tool with bounded arguments, so that every call ends soon."""
+TO_CALCULATE = "What is 37 * 48?"
+RESULT = "1776"
+CALCULATOR: Any = {
+    "type": "function",
+    "function": {
+        "name": "calculator",
+        "description": "Evaluate an arithmetic expression.",
+        "parameters": {
+            "type": "object",
+            "properties": {"expression": {"type": "string"}},
+            "required": ["expression"],
+            "additionalProperties": False,
+        },
+    },
+}
+"""The tool that ``tutor`` calls by itself, a question for it, and what it returns then."""
 _CASES: dict[str, Callable[[], Any]] = {}
 
 
