@@ -47,7 +47,6 @@ from minisgl.plugin_manager.encoding import decode_part, options_of, plugins_of
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.sampling_params import too_long
 from minisgl.server.errors import refusal
-from minisgl.server.sizes import check_chat_size, check_num_ids
 from minisgl.server.worker_pool import Ready, Report
 from minisgl.tokenizer.detokenizer import Detokenizer, check_stops
 from minisgl.tokenizer.grammar import LazyGrammars
@@ -207,7 +206,6 @@ class TextWorker:
     def _detokenize(self, message: DetokenizeRequest) -> Message:
         if self._tokenizer is None:
             raise InvalidRequestError("tokens", "This model has no tokenizer.")
-        check_num_ids(num_ids(message.ids), self._limits.max_seq_len)
         ids = unpack_ids(message.ids)
         unknown = ids[ids >= self._limits.vocab_size]
         if len(unknown):
@@ -262,12 +260,7 @@ class TextWorker:
                 if self._tokenizer is None:
                     raise InvalidRequestError("messages", "This model has no tokenizer, so it can't chat.")
                 prompt = with_read_variables(prompt, self._tokenizer)
-                check_chat_size(
-                    prompt.messages,
-                    {**prompt.chat_template_kwargs, "tools": prompt.tools},
-                    self._limits.max_seq_len,
-                    self._tokenizer.max_chars(self._limits.max_seq_len),
-                )
+                check_chat_length(prompt, self._limits.max_seq_len, self._tokenizer)
                 chat = self._tokenizer.render_prompt(prompt)
                 self._tokenizer.check_length(chat.text, self._limits.max_seq_len)
                 ids = pack_ids(self._tokenizer.encode_chat(chat))
@@ -307,3 +300,20 @@ def with_read_variables(prompt: ChatPrompt, tokenizer: Tokenizer) -> ChatPrompt:
         return prompt
     read = {k: value for k, value in prompt.optional_kwargs.items() if k in tokenizer.template.variables}
     return msgspec.structs.replace(prompt, chat_template_kwargs={**read, **prompt.chat_template_kwargs})
+
+
+def check_chat_length(prompt: ChatPrompt, max_tokens: int, tokenizer: Tokenizer) -> None:
+    """Raise `InvalidRequestError` for a chat whose strings are longer than a text of ``max_tokens`` may be.
+
+    `minisgl.plugins.http.bounds` has refused a chat with too many parts before.
+    """
+    num_chars, most = 0, tokenizer.max_chars(max_tokens)
+    todo: list[Any] = [*prompt.messages, prompt.chat_template_kwargs, prompt.tools]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, str):
+            num_chars += len(value)
+        else:
+            todo += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if num_chars > most:
+        raise too_long("messages", max_tokens, f"The messages have {num_chars} characters, more than {most}.")

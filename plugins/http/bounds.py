@@ -1,12 +1,13 @@
 """Bounds of the work of one HTTP request: the sizes of its parameters, the number of its choices and of its parts.
 
-Each size is checked before any work on the value. The tokenizers check the size of a chat again, because they can't
-know whether its messages were checked. Here the check saves the API server the work on each message.
+Each size is checked before any work on the value. The tokenizers bound the length of a text
+(`minisgl.server.text_process`), but a chat of 36,000 empty messages has almost no text, and rendering it takes a second.
+So the parts of a chat are counted here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,11 +15,10 @@ import msgspec
 from minisgl import hookimpl
 from minisgl.config import Config, ServerConfig
 from minisgl.message import Prompt
-from minisgl.sampling_params import InvalidRequestError, SamplingParams, shorten
+from minisgl.sampling_params import InvalidRequestError, SamplingParams, shorten, too_long
 from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension
 from minisgl.server.request_record import RequestRecord
-from minisgl.server.sizes import check_chat_size
 
 MAX_FIELD = 2**16
 """The largest size in bytes of a parameter, as JSON, that is not one of `LARGE_FIELDS`."""
@@ -32,6 +32,8 @@ MAX_DEPTH = 64
 """The largest number of nested lists and objects in ``chat_template_kwargs``, ``tools`` and ``tool_calls``."""
 MAX_N = 128
 """The largest ``n``."""
+VALUES_PER_TOKEN = 4
+"""The largest number of JSON values inside the fields of all messages, for each token that the server allows."""
 
 
 @hookimpl
@@ -81,6 +83,29 @@ class Bounds(HttpExtension):
         for message in messages:
             check_json(message.get("tool_calls"), "messages")
             check_json(message.get("content"), "messages")
+
+
+def check_chat_size(messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any], max_seq_len: int) -> None:
+    """Raise `InvalidRequestError` for a chat that is too large to be rendered.
+
+    Each message costs at least a token, so there are at most ``max_seq_len`` messages. Content parts, tool calls and
+    template variables have at most `VALUES_PER_TOKEN` JSON values a token.
+    """
+    if len(messages) > max_seq_len:
+        raise too_long(
+            "messages", max_seq_len, f"The chat has {len(messages)} messages, and each costs at least a token."
+        )
+    left = VALUES_PER_TOKEN * max_seq_len
+    todo: list[Any] = [value for message in messages for value in message.values()]
+    todo += kwargs.values()
+    while todo:
+        value = todo.pop()
+        children = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+        left -= len(children)
+        if left < 0:
+            values = f"The chat has more than {VALUES_PER_TOKEN * max_seq_len} values in content parts, tools, calls"
+            raise too_long("messages", max_seq_len, f"{values} and chat_template_kwargs.")
+        todo += children
 
 
 def default_choices(max_open: int) -> int:

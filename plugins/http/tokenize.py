@@ -11,7 +11,6 @@ from fastapi import APIRouter, Request, Response
 
 from minisgl import hookimpl
 from minisgl.config import Config
-from minisgl.core import InvalidRequestError
 from minisgl.message import (
     DetokenizeRequest,
     Prompt,
@@ -22,12 +21,12 @@ from minisgl.message import (
     unpack_ids,
 )
 from minisgl.plugins.http.apis.token_ids import tokens_prompt
+from minisgl.sampling_params import too_long
 from minisgl.server.app import Api
 from minisgl.server.errors import ApiError, timed_out
 from minisgl.server.extension import HttpExtension
 from minisgl.server.generate import Json
 from minisgl.server.protocol import chat_prompt
-from minisgl.server.sizes import check_num_ids
 
 
 @hookimpl
@@ -104,10 +103,9 @@ class TokenizeRoutes(HttpExtension):
 
 def check_tokens(body: DetokenizeBody, max_seq_len: int) -> TokensPrompt:
     """Return the token ids of a body. Raise `ApiError` for more ids than a request can have, or for a wrong id."""
-    try:
-        check_num_ids(len(body.tokens), max_seq_len or len(body.tokens))  # 0: the server is starting
-    except InvalidRequestError as error:
-        raise ApiError.from_invalid(error) from None
+    if len(body.tokens) > max_seq_len > 0:  # 0: the server is starting
+        error = too_long("tokens", max_seq_len, f"There are {len(body.tokens)} token ids.")
+        raise ApiError.from_invalid(error)
     return tokens_prompt(body.tokens, "tokens")
 
 
