@@ -1,8 +1,8 @@
 """Bounds of the work of one HTTP request: the sizes of its parameters, the number of its choices and of its parts.
 
 Each size is checked before any work on the value. The tokenizers bound the length of a text
-(`minisgl.server.text_process`), but a chat of 36,000 empty messages has almost no text, and rendering it takes a second.
-So the parts of a chat are counted here.
+(`minisgl.server.text_process`). But a chat of 36,000 empty messages has almost no text, and rendering it takes a
+second, so the parts of a chat are counted here.
 """
 
 from __future__ import annotations
