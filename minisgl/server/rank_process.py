@@ -45,7 +45,6 @@ from minisgl.server.worker_pool import Ready, Report
 from minisgl.tokenizer.detokenizer import PROMPT_TAIL_TOKENS
 from minisgl.tokenizer.grammar import LazyGrammars
 from minisgl.tokenizer.tokenizer import build_tokenizer
-from minisgl.utils.process import trim_heap
 
 if TYPE_CHECKING:
     from minisgl.config import Config
@@ -53,8 +52,6 @@ if TYPE_CHECKING:
 
 LEADER = "scheduler-0"
 """The name of rank 0's process."""
-TRIM_IDLE_SECONDS = 1.0
-"""Seconds without work after which rank 0 returns the heap's free memory to the operating system."""
 
 
 def run_rank(report: Report, addresses: Addresses, encoded: bytes) -> None:
@@ -98,7 +95,8 @@ def run_leader(
     engine: TorchEngine,
 ) -> None:
     """Run rank 0: schedule requests until a `Stop` message arrives."""
-    manager.load_built_in("observer", "metrics")  # for `GET /metrics`
+    for observer in ("metrics", "heap"):  # for `GET /metrics`, and for the memory of an idle server
+        manager.load_built_in("observer", observer)
     tokenizer = build_tokenizer(config.tokenizer, manager, resolve_model(config.model), False)
     grammars = LazyGrammars(lambda: config.grammar, manager, tokenizer)
     to_api = Push(context, addresses.api).send
@@ -150,16 +148,13 @@ class SchedulerLoop:
         self._calls, self._link = calls, link or Link(to_api)
         self._new_requests: list[NewRequest] = []
         self._stopped = False
-        self._trimmed = True  # no step ran since the heap was trimmed
 
     def run(self) -> None:
         """Run until a `Stop` message arrives. Wait for messages only if the scheduler has no work."""
         while not self._stopped:
-            if idle := not self._scheduler.has_work:
-                self._trim_when_idle()
-            else:
+            if has_work := self._scheduler.has_work:
                 self._scheduler.read_verification()
-            for message in self._inbox.drain(block=idle):
+            for message in self._inbox.drain(block=not has_work):
                 self._handle(message)
             if self._new_requests:
                 accepted = [(req.uid, req.prompt_tokens) for req in self._new_requests]
@@ -167,7 +162,6 @@ class SchedulerLoop:
             output = Output()
             if self._scheduler.has_work and not self._waited():
                 output = self._scheduler.step()
-                self._trimmed = False
             if self._new_requests or output:
                 self._to_detokenizer(Outputs(self._new_requests, output))
                 self._new_requests = []
@@ -178,16 +172,6 @@ class SchedulerLoop:
         if seconds > 0:
             self._inbox.wait(min(seconds, 1.0))
         return seconds > 0
-
-    def _trim_when_idle(self) -> None:
-        """Trim the heap, once after the last step, if no message arrives for `TRIM_IDLE_SECONDS`.
-
-        On a CPU the activations of a large step are heap memory, which the C library keeps: about 90 MiB for 8192
-        tokens of ``tutor`` (docs/design/cpu-memory.md).
-        """
-        if not self._trimmed and not self._inbox.wait(TRIM_IDLE_SECONDS):
-            trim_heap()
-            self._trimmed = True
 
     def _handle(self, message: Message) -> None:
         match message:

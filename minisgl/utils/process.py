@@ -1,8 +1,7 @@
-"""What a process asks of its operating system: files, memory, addresses and ports, and an end with its parent."""
+"""What a process asks of its operating system: files, addresses and ports, and an end with its parent."""
 
 from __future__ import annotations
 
-import ctypes
 import ipaddress
 import os
 import random
@@ -13,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["free_port", "is_loopback", "raise_file_limit", "trim_heap", "when_input_closes", "when_parent_ends"]
+__all__ = ["free_port", "is_loopback", "raise_file_limit", "when_input_closes", "when_parent_ends"]
 
 FIRST = 20_000
 """The lowest port that `free_port` returns. Well-known servers have lower ports."""
@@ -66,13 +65,6 @@ def raise_file_limit(wanted: int) -> int:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return wanted
-
-
-def trim_heap() -> None:
-    """Return the heap's free memory to the operating system. Does nothing if the C library is not glibc."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def when_input_closes(end: Callable[[], object]) -> None:

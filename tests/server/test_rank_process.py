@@ -1,15 +1,11 @@
-"""Tests of the loop of rank 0's process: while no request is open, and when the choices of a prompt arrive."""
+"""Tests of the loop of rank 0's process: when the choices of a prompt arrive, and during a verification."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
-
-import pytest
 
 from minisgl.core import I32, InvalidRequestError, Output, SamplingParams
-from minisgl.message import Accepted, GetStats, Message, Replies, Schedule, Stop, pack_ids
-from minisgl.server import rank_process
+from minisgl.message import Accepted, Message, Replies, Schedule, Stop, pack_ids
 from minisgl.server.rank_process import SchedulerLoop
 
 
@@ -48,28 +44,6 @@ class OneStepPerMessage:
     def step(self) -> Output:
         self.has_work = False
         return Output()
-
-
-@pytest.mark.parametrize(
-    ("script", "trims"),
-    [
-        ([None, Stop()], 0),  # no step has run
-        ([GetStats(0), None, None, Stop()], 1),
-        ([GetStats(0), GetStats(1), GetStats(2), None, Stop()], 1),
-        ([GetStats(0), None, GetStats(1), None, Stop()], 2),
-        ([GetStats(0), Stop()], 0),  # never idle for long enough
-    ],
-)
-def test_heap_is_trimmed_once_after_work(
-    script: list[Message | None], trims: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An idle rank 0 returns free memory, but not between two requests that follow each other closely."""
-    calls: list[None] = []
-    monkeypatch.setattr(rank_process, "trim_heap", lambda: calls.append(None))
-    parts: Any = (OneStepPerMessage(), Inbox(script))
-    loop = SchedulerLoop(*parts, to_api=lambda message: None, to_detokenizer=lambda message: None, metrics=list)
-    loop.run()
-    assert len(calls) == trims
 
 
 class Recorder(OneStepPerMessage):
