@@ -2,8 +2,11 @@
 
 The real scheduler repeats the run up to that step. Instead of a model, an engine answers with the tokens that the run
 sampled: they do not depend on the batch (promise 8). So the scheduler is in the very state in which the run was. Then
-it gets the other options and goes on, in a time that is measured where a step equals the recorded one, and estimated
-from the recorded steps where it does not.
+it gets the other options and goes on.
+
+The run is repeated a second time with its own options to the end. Both repetitions have the same clock: each step takes
+the time that `minisgl.trace.step_times` estimates, and each request arrives as long after the step before as it did. So
+equal schedules take equal times, and a difference comes from the options, not from a busy machine.
 
 A trace does not say which requests had a grammar, and what the drafts of a proposer depended on. If such a thing
 mattered, the repetition differs from the record: `Future.misses` says where.
@@ -12,8 +15,8 @@ mattered, the repetition differs from the record: `Future.misses` says where.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 import numpy as np
@@ -33,6 +36,7 @@ from minisgl.trace import events as ev
 from minisgl.trace.read import Trace, TraceError
 from minisgl.trace.record import EventMaker
 from minisgl.trace.recorded import Recorded, options_of, requests_of
+from minisgl.trace.step_times import StepTimes, fit
 
 __all__ = ["Future", "what_if"]
 
@@ -50,6 +54,8 @@ class Future:
     ``events`` are those of the whole run, with the repeated steps before ``at``. ``restarted``: an option needed an
     empty pool, and ``events`` begin anew at ``at``. ``departs`` is the first step that was launched with other rows
     than in the record, or None. ``misses`` is the first step before ``at`` at which the repetition differs, or None.
+    ``was`` are the events of the whole run with its own options, on the same clock, and ``times`` is that clock.
+    ``same`` are the overrides that the run had itself: they change nothing.
     """
 
     spec: EngineSpec
@@ -58,14 +64,30 @@ class Future:
     restarted: bool = False
     departs: int | None = None
     misses: int | None = None
+    was: list[ev.Line] = field(default_factory=list)
+    times: StepTimes | None = None
+    same: list[str] = field(default_factory=list)
 
 
-def what_if(trace: Trace, at: int, overrides: Sequence[str] = ()) -> Future:
+def what_if(trace: Trace, at: int, overrides: Sequence[str] = (), held: Collection[int] = ()) -> Future:
     """Repeat a run up to step ``at``, and go on with ``overrides``, such as ``scheduler=mixed``.
 
-    Raise `TraceError` if the trace does not hold what this needs, and `ConfigError` for a wrong override.
+    ``held`` are the steps before which the server waited on purpose. Raise `TraceError` if the trace does not hold what
+    this needs, and `ConfigError` for a wrong override.
     """
-    return _Replay(trace, at, overrides).run()
+    times = fit(trace, held)
+    other = _Replay(trace, at, overrides, times)  # says what is wrong before the long work
+    was = _Replay(trace, at, (), times)
+    was.run()
+    other.arrivals, other.aborts = was.arrivals, was.aborts
+    future = other.run()
+    departs = was.future.departs
+    if was.future.misses is None and departs is not None and departs < was.end:
+        future.misses = departs  # the record itself can't be repeated
+    if departs is not None and departs == future.departs >= was.end:
+        future.departs = None  # both go on where the record ends
+    future.was, future.times, future.same = was.future.events, times, other.same
+    return future
 
 
 class _Clock:
@@ -74,41 +96,6 @@ class _Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-class _Times:
-    """How long steps take: measured for the recorded ones, and estimated for others by least squares.
-
-    The estimate is a constant, and a time for each prompt token and for each row.
-    """
-
-    def __init__(self, trace: Trace) -> None:
-        self.launch: dict[int, float] = {}
-        self.read: dict[int, float] = {}
-        features, last = dict[int, tuple[float, float, float]](), 0.0
-        self._duration: dict[int, float] = {}
-        for event in trace:
-            if isinstance(event, ev.Batch):
-                self.launch[event.step] = event.t
-                features[event.step] = _features(event)
-            elif isinstance(event, ev.Done):
-                self.read[event.step] = event.t
-                self._duration[event.step] = max(event.t - max(self.launch[event.step], last), 0.0)
-                last = event.t
-        self._weights = np.zeros(3)
-        if self._duration:
-            rows = np.array([features[step] for step in self._duration])
-            fitted = np.linalg.lstsq(rows, np.array(list(self._duration.values())), rcond=None)[0]
-            self._weights = np.clip(fitted, 0.0, None)
-
-    def estimate(self, batch: ev.Batch) -> float:
-        """Return the seconds that a step takes."""
-        return float(np.dot(_features(batch), self._weights))
-
-
-def _features(batch: ev.Batch) -> tuple[float, float, float]:
-    prompt = sum(batch.num_scheduled_tokens[batch.num_decode :])
-    return 1.0, float(prompt), float(len(batch.uids))
 
 
 class _Engine:
@@ -131,6 +118,7 @@ class _Engine:
             end = int(step.num_computed_tokens[i] + step.num_scheduled_tokens[i])
             tokens[i, 0] = self._token(self._recorded[uid], end) if uid != LAST_UID else 0
         self._results.append(StepResult(step.id, tokens, step.num_sampled_tokens.copy()))
+        self._replay.launched(step)
 
     def _token(self, recorded: Recorded, position: int) -> int:
         index = position - len(recorded.added.prompt_ids)
@@ -152,8 +140,10 @@ class _Engine:
 
 
 class _Replay:
-    def __init__(self, trace: Trace, at: int, overrides: Sequence[str]):
-        self.trace, self.at, self.overrides = trace, at, list(overrides)
+    """One repetition. Without ``overrides``, it notes when requests arrive, and when their clients give them up."""
+
+    def __init__(self, trace: Trace, at: int, overrides: Sequence[str], times: StepTimes):
+        self.trace, self.at, self.times = trace, at, times
         if trace.header.hidden_tokens:
             raise TraceError(f"{trace.name} has no token ids, so the cache can't be repeated (live.text, trace=FILE).")
         start = trace.events[0] if trace.events and isinstance(trace.events[0], ev.Now) else None
@@ -169,11 +159,17 @@ class _Replay:
             raise TraceError(f"--at {at}: {trace.name} has the steps {first} to {self.end - 1}.")
         before = takewhile(lambda event: not (isinstance(event, ev.Batch) and event.step == at), trace)
         self._read_before_at = first + sum(isinstance(event, ev.Done) for event in before)
-        self.times, self.clock = _Times(trace), _Clock()
-        chosen = {word.partition("=")[0] for word in self.overrides}
+        self.clock = _Clock()
         self.manager = PluginManager.load(light=True)  # the scheduler needs no torch
         self.config = compose(self.manager, options_of(trace))
-        self.new_config = compose(self.manager, [*options_of(trace, chosen), *self.overrides])
+        chosen = {word.partition("=")[0] for word in overrides}
+        self.new_config = compose(self.manager, [*options_of(trace, chosen), *overrides])
+        self.same = [word for word in overrides if self._is_same(_option(word))]
+        self.overrides = [word for word in overrides if word not in self.same]
+        self.is_original = not overrides
+        self.arrivals: dict[int, float] = {}  # uid -> time, in the repetition with the options of the record
+        self.aborts: dict[int, float] = {}
+        self._idle_before = _idle_before(trace)
         self.future = Future(trace.spec, at, [])
         self._waiting = sorted(self.recorded.values(), key=lambda each: each.place)
         self._open: dict[int, Recorded] = {}
@@ -184,6 +180,10 @@ class _Replay:
         self.scheduler = self._build(self.config, trace.spec)
         if start is not None:
             self._fill_cache(start)
+
+    def _is_same(self, name: str) -> bool:
+        old = getattr(self.trace.spec, name) if name in SIZES else getattr(self.config, name, None)
+        return bool(old == getattr(self.new_config, name, None))
 
     def _fill_cache(self, start: ev.Now) -> None:
         """Give the cache the prefixes that it had when the record began: a request computes each, in order of use.
@@ -247,13 +247,13 @@ class _Replay:
                 self.future.misses = step
             else:
                 self.future.departs = step
-        if self._follows and step in self.times.launch:
-            self.clock.now = batch.t = max(self.clock.now, self.times.launch[step])
-        if self._follows and step in self.times.read:
-            self._last_end = self.times.read[step]
-        else:
-            self._last_end = max(batch.t, self._last_end) + self.times.estimate(batch)
-        self._ends[batch.step] = self._last_end
+
+    def launched(self, step: Step) -> None:
+        """Note when the result of a step will be there. On a CPU, the launch takes that long."""
+        start = self.clock.now if self.times.synchronous else max(self.clock.now, self._last_end)
+        self._ends[step.id] = self._last_end = start + self.times.of(step)
+        if self.times.synchronous:
+            self.clock.now = self._last_end
 
     def finished(self, step: int) -> None:
         """Go on to the time at which the result of a step is there."""
@@ -270,9 +270,9 @@ class _Replay:
                 self._change()
                 changed = True
             if self.scheduler.has_work:
+                self.clock.now += self.times.host
                 self.scheduler.step()
             elif self._waiting:
-                self.clock.now = max(self.clock.now, self._waiting[0].added.t)
                 self._add(self._waiting.pop(0))
             else:
                 break
@@ -291,6 +291,8 @@ class _Replay:
             gone = min(given_up, key=lambda each: each.end_place, default=None)
             if gone is not None and (added is None or gone.end_place < added.place):
                 del self._open[gone.added.uid]
+                if self.is_original:
+                    self.aborts[gone.added.uid] = self.clock.now
                 self.scheduler.abort_request(gone.added.uid)
             elif added is not None:
                 self._add(self._waiting.pop(0))
@@ -298,9 +300,9 @@ class _Replay:
                 return
 
     def _is_due(self, each: Recorded, counts: tuple[int, int]) -> bool:
-        if self._follows:
+        if self._follows or self.is_original:
             return each.before[0] <= counts[0] and each.before[1] <= counts[1]
-        return each.added.t <= self.clock.now
+        return self.arrivals[each.added.uid] <= self.clock.now
 
     def _is_given_up(self, each: Recorded, counts: tuple[int, int]) -> bool:
         """Whether a client gave a request up: at the recorded moment, and later with as many tokens as it then had."""
@@ -311,11 +313,17 @@ class _Replay:
         gained = len(self.scheduler.requests[each.added.uid].output_ids)
         if each.output or each.end is None:
             return gained >= max(len(each.output), 1)
-        return each.end.t <= self.clock.now
+        return self.aborts.get(each.added.uid, 0.0) <= self.clock.now
 
     def _add(self, each: Recorded) -> None:
         added = each.added
-        self.clock.now = added.t if self._follows else max(self.clock.now, added.t)
+        if self._follows or self.is_original:
+            if not self.scheduler.has_work:
+                self.clock.now += self._idle_before.get(added.uid, 0.0)
+            if self.is_original:
+                self.arrivals[added.uid] = self.clock.now
+        else:
+            self.clock.now = max(self.clock.now, self.arrivals[added.uid])
         params = SamplingParams(
             max_tokens=added.max_tokens, ignore_eos=True, cache_salt=added.cache_salt, priority=added.priority
         )
@@ -328,7 +336,7 @@ class _Replay:
     def _change(self) -> None:
         if not self.overrides:
             return
-        names = {word.lstrip("+~").partition("=")[0].partition(".")[0] for word in self.overrides}
+        names = {_option(word) for word in self.overrides}
         if names <= set(IN_PLACE):
             config, scheduler = self.new_config, self.scheduler
             scheduler.planner.max_prefill_tokens = config.max_prefill_tokens
@@ -360,6 +368,21 @@ class _Replay:
             scheduler.waiting.add(req)
         scheduler.planner.policy = policy
         scheduler.planner.uses_priority = getattr(policy, "uses_priority", False)
+
+
+def _option(word: str) -> str:
+    return word.lstrip("+~").partition("=")[0].partition(".")[0]
+
+
+def _idle_before(trace: Trace) -> dict[int, float]:
+    """Return for each request the seconds from the last step's launch or result to its arrival."""
+    found, last = dict[int, float](), None
+    for event in trace:
+        if isinstance(event, ev.Batch | ev.Done):
+            last = event.t
+        elif isinstance(event, ev.Add) and last is not None:
+            found[event.uid] = max(event.t - last, 0.0)
+    return found
 
 
 def _rows(batch: ev.Batch) -> list[tuple[int, int, int]]:

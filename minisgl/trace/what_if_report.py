@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -19,13 +20,19 @@ __all__ = ["Measures", "Report", "compare", "measure", "report"]
 
 @dataclass
 class Measures:
-    """What happened from a step on. The lists are in seconds; each token after a request's first has a gap."""
+    """What happened from a step on. The lists are in seconds; each token after a request's first has a gap.
+
+    ``computed_tokens`` are the tokens of prefill rows: prompts, and what retracted requests compute again.
+    ``first_retraction`` is (step, uid), or None.
+    """
 
     first_token_times: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    computed_tokens: int = 0
     retractions: int = 0
+    first_retraction: tuple[int, int] | None = None
     steps: int = 0
     started: set[int] = field(default_factory=set)
     """The requests that had a token before."""
@@ -46,9 +53,12 @@ def measure(
                 m.cached_tokens += len(event.pages) * page_size
             case ev.Retract() if event.step >= at:
                 m.retractions += 1
+                m.first_retraction = m.first_retraction or (event.step, event.uid)
             case ev.Batch():
                 batches[event.step] = event
-                m.steps += event.step >= at
+                if event.step >= at:
+                    m.steps += 1
+                    m.computed_tokens += sum(event.num_scheduled_tokens[event.num_decode :])
             case ev.Done():
                 for uid, gained in zip(batches.pop(event.step).uids, event.gained, strict=True):
                     if not gained:
@@ -65,29 +75,46 @@ def measure(
 
 @dataclass
 class Report:
-    """Both futures in words: ``rows`` are (what is measured, as it was, as it would be)."""
+    """Both futures in words: ``rows`` are (what is counted or timed, as it was, as it would be, measured in the record).
+
+    Counts are exact. Times are simulated in both futures; only the last column has recorded ones, and no counts.
+    """
 
     future: Future
-    rows: list[tuple[str, str, str]]
+    rows: list[tuple[str, str, str, str]]
     notes: list[str]
+    was: Measures
+    would: Measures
 
 
-def report(trace: Trace, at: int, overrides: Sequence[str]) -> Report:
-    """Compare the rest of a run from step ``at`` on with what it would be. Raise `TraceError` or `ConfigError`."""
-    future = what_if(trace, at, overrides)
-    arrivals = {event.uid: event.t for event in trace if isinstance(event, ev.Add)}
-    was = measure(trace, trace.spec.page_size, at, arrivals)
+def report(trace: Trace, at: int, overrides: Sequence[str], held: Collection[int] = ()) -> Report:
+    """Compare the rest of a run from step ``at`` on with what it would be. Raise `TraceError` or `ConfigError`.
+
+    ``held`` are the steps before which the server waited on purpose.
+    """
+    future = what_if(trace, at, overrides, held)
+    arrivals = _arrivals(future.was)
+    was = measure(future.was, trace.spec.page_size, at, arrivals)
+    real = measure(trace, trace.spec.page_size, at, _arrivals(trace))
     first, started = (0, was.started) if future.restarted else (at, ())
     would = measure(future.events, future.spec.page_size, first, arrivals, started)
+    all_three = [was, would, real]
     rows = [
-        ("steps", str(was.steps), str(would.steps)),
-        ("time to first token, ms: median", _ms(was.first_token_times, 0.5), _ms(would.first_token_times, 0.5)),
-        ("99 %", _ms(was.first_token_times, 0.99), _ms(would.first_token_times, 0.99)),
-        ("time between tokens, ms: median", _ms(was.gaps, 0.5), _ms(would.gaps, 0.5)),
-        ("99 %", _ms(was.gaps, 0.99), _ms(would.gaps, 0.99)),
-        ("prompt tokens from the cache", _share(was), _share(would)),
-        ("retractions", str(was.retractions), str(would.retractions)),
+        ("prompt tokens computed", f"{was.computed_tokens:,}", f"{would.computed_tokens:,}", ""),
+        ("prompt tokens from the cache", _share(was), _share(would), ""),
+        ("steps", str(was.steps), str(would.steps), ""),
+        ("retractions", str(was.retractions), str(would.retractions), ""),
     ]
+    for name, values in (
+        ("time to first token", [m.first_token_times for m in all_three]),
+        ("time between tokens", [m.gaps for m in all_three]),
+    ):
+        rows.append((f"{name}, ms: median", *(_ms(each, 0.5) for each in values)))  # type: ignore[arg-type]
+        rows.append((f"{name}, ms: 99 % are shorter", *(_ms(each, 0.99) for each in values)))  # type: ignore[arg-type]
+    return Report(future, rows, _notes(future, at), was, would)
+
+
+def _notes(future: Future, at: int) -> list[str]:
     if future.misses is not None:
         note = (
             f"The run can't be repeated from its trace: step {future.misses} differs. A trace does not say which "
@@ -99,7 +126,17 @@ def report(trace: Trace, at: int, overrides: Sequence[str]) -> Report:
         note = "The steps are the same."
     else:
         note = f"The first step with other rows is step {future.departs}."
-    return Report(future, rows, [note, "Times of steps that differ from the recorded ones are estimated from these."])
+    notes = [note]
+    if future.same:
+        notes.append(f"The run had {' '.join(future.same)} itself.")
+    notes.append(f"Counts are exact. Times are simulated in both columns, with one estimate for both: {future.times}.")
+    if future.times and future.times.synchronous:
+        notes.append("The device computes a step within its launch, as a CPU does, so overlap hides no host time.")
+    return notes
+
+
+def _arrivals(events: Iterable[ev.Line]) -> dict[int, float]:
+    return {event.uid: event.t for event in events if isinstance(event, ev.Add)}
 
 
 def compare(args: argparse.Namespace, out: Console) -> None:
@@ -109,6 +146,7 @@ def compare(args: argparse.Namespace, out: Console) -> None:
     table.add_column(f"from step {args.at} on")
     table.add_column("as it was", justify="right")
     table.add_column(escape(" ".join(args.overrides) or "the same options"), justify="right")
+    table.add_column("measured", justify="right", style="dim")
     for row in found.rows:
         table.add_row(*row)
     out.print(table)
@@ -119,8 +157,13 @@ def compare(args: argparse.Namespace, out: Console) -> None:
 
 
 def _ms(values: list[float], share: float) -> str:
-    return f"{1000 * sorted(values)[min(int(share * len(values)), len(values) - 1)]:.1f}" if values else "–"
+    """Return a quantile in milliseconds, with two digits: an estimate has no more."""
+    if not values:
+        return "–"
+    ms = 1000 * sorted(values)[min(int(share * len(values)), len(values) - 1)]
+    digits = max(1 - (math.floor(math.log10(ms)) if ms > 0 else 0), -3)
+    return f"{round(ms, digits):.{max(digits, 0)}f}"
 
 
 def _share(m: Measures) -> str:
-    return f"{100 * m.cached_tokens / m.prompt_tokens:.0f} %" if m.prompt_tokens else "–"
+    return f"{m.cached_tokens:,} ({100 * m.cached_tokens / m.prompt_tokens:.0f} %)" if m.prompt_tokens else "–"

@@ -20,7 +20,7 @@ import msgspec
 
 from minisgl.config import ConfigError
 from minisgl.core import InvalidRequestError
-from minisgl.plugins.live.view.kept import Tokens, fill_in
+from minisgl.plugins.live.view.kept import Held, Tokens, fill_in, without_waits
 from minisgl.server.errors import ApiError
 from minisgl.trace import events as ev
 from minisgl.trace.history import Turn, turns
@@ -31,9 +31,9 @@ SECONDS = 120
 MAX_BYTES = 3 << 30
 """The memory that a child may allocate after its start, on Linux."""
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-LEAD, SHOWN = 6, 120
+LEAD, SHOWN = 6, 400
 """Steps before the change that are shown, and all shown steps of a future."""
-_PACE = b'{"event":"pace"'  # the only events of a recording that a trace does not have
+_PACE, _HELD = b'{"event":"pace"', b'{"event":"held"'  # the only events of a recording that a trace does not have
 _NAME = re.compile(r"[a-z0-9_]{1,40}")
 _LIMITS = {
     "page_size": 4096,
@@ -110,25 +110,32 @@ async def ask(question: Question) -> bytes:
 def answer(question: Question) -> dict[str, Any]:
     """Return the report, or ``{"error": …}`` with what is missing or wrong."""
     try:
-        trace = recording(question.lines, msgspec.msgpack.decode(question.tokens, type=Tokens))
+        trace, held = recording(question.lines, msgspec.msgpack.decode(question.tokens, type=Tokens))
         from minisgl.trace.what_if_report import report
 
-        found = report(trace, question.at, question.overrides)
+        found = report(trace, question.at, question.overrides, held)
         future = found.future
         spec = {each.name: getattr(future.spec, each.name) for each in fields(future.spec)}
         header = msgspec.structs.replace(trace.header, spec=spec)
         base = question.at if future.restarted else 0
-        was, would = steps(trace, question.at - LEAD), steps(Trace("", header, future.events), question.at - LEAD, base)
+        was = steps(Trace("", trace.header, future.was), question.at - LEAD)
+        would = steps(Trace("", header, future.events), question.at - LEAD, base)
         if future.restarted:  # its events begin at the change: the steps before are those of the record
             would = [step for step in was if step["s"] < question.at] + would
         first = first_difference(was, would)
         begin = (question.at if first is None else first) - LEAD
+        retracted = found.would.first_retraction
+        retraction = None if retracted is None else {"s": base + retracted[0], "uid": retracted[1]}
+        if retraction is not None and retraction["s"] >= begin + SHOWN - LEAD:
+            begin = retraction["s"] - SHOWN // 2
         return {
             "overrides": question.overrides,
             "at": question.at,
             "first": first,
             "misses": future.misses,
             "restarted": future.restarted,
+            "retraction": retraction,
+            "counts": {name: _counts(each) for name, each in (("was", found.was), ("would", found.would))},
             "rows": found.rows,
             "notes": found.notes,
             "was": [step for step in was if begin <= step["s"] < begin + SHOWN],
@@ -141,23 +148,46 @@ def answer(question: Question) -> dict[str, Any]:
         return {"error": f"The simulation needs more than {MAX_BYTES >> 30} GiB: the run or the pool is too large."}
 
 
-def recording(lines: bytes, tokens: Tokens) -> Trace:
-    """Return the trace of what the API server recorded, with the token ids."""
-    events: list[Any] = [ev.decoder.decode(line) for line in lines.splitlines() if not line.startswith(_PACE)]
+def recording(lines: bytes, tokens: Tokens) -> tuple[Trace, set[int]]:
+    """Return the trace of what the API server recorded, with the token ids, and the steps that the pace held up.
+
+    The times of the trace leave these waits out.
+    """
+    kept, waits = list[bytes](), list[Held]()
+    for line in lines.splitlines():
+        if line.startswith(_HELD):
+            waits.append(msgspec.json.decode(line, type=Held))
+        elif not line.startswith(_PACE):
+            kept.append(line)
+    events: list[Any] = [ev.decoder.decode(line) for line in kept]
+    without_waits(events, waits)
     header = msgspec.structs.replace(events[0], hidden_tokens=False)
     if isinstance(events[1], ev.Now) and not events[1].step and not events[1].added:
         del events[1]  # a whole run
     fill_in(events, tokens)
-    return Trace("This recording", header, events[1:])
+    return Trace("This recording", header, events[1:]), {each.step for each in waits}
 
 
 def steps(trace: Trace, first: int, base: int = 0) -> list[dict[str, Any]]:
     """Return the steps from ``first`` on, as the page draws them; ``base`` is added to the numbers of the trace."""
+    retracted: dict[int, list[int]] = {}
+    for event in trace:
+        if isinstance(event, ev.Retract):
+            retracted.setdefault(event.step, []).append(event.uid)
     return [
-        {"s": base + turn.step, "rows": _rows(turn), "waiting": turn.waiting}
+        {
+            "s": base + turn.step,
+            "rows": _rows(turn, retracted.get(turn.step + 1, [])),
+            "waiting": turn.waiting,
+            "retracted": retracted.get(turn.step, []),
+        }
         for turn, _ in turns(trace)
         if base + turn.step >= first
     ]
+
+
+def _counts(measures: Any) -> dict[str, int]:
+    return {"computed": measures.computed_tokens, "cached": measures.cached_tokens, "retractions": measures.retractions}
 
 
 def first_difference(was: list[dict[str, Any]], would: list[dict[str, Any]]) -> int | None:
@@ -167,7 +197,7 @@ def first_difference(was: list[dict[str, Any]], would: list[dict[str, Any]]) -> 
     return next((s for s in sorted(rows[0].keys() | rows[1].keys()) if rows[0].get(s) != rows[1].get(s)), None)
 
 
-def _rows(turn: Turn) -> list[dict[str, Any]]:
+def _rows(turn: Turn, retracted: list[int]) -> list[dict[str, Any]]:
     return [
         {
             "uid": row.uid,
@@ -178,7 +208,7 @@ def _rows(turn: Turn) -> list[dict[str, Any]]:
             "admitted": row.num_cached_tokens > 0,
             "drafts": row.num_drafts,
             "accepted": None,
-            "lost": row.discarded,
+            "lost": ("retracted" if row.uid in retracted else "ended") if row.discarded else "",
         }
         for row in turn.rows
     ]

@@ -1,8 +1,10 @@
-"""The token ids of a recording: rank 0 keeps them for a what-if, because the events that leave it may have none."""
+"""What rank 0 keeps and tells for a what-if: token ids, which the events may lack, and times of waiting on purpose."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -14,6 +16,13 @@ from minisgl.trace.read import TraceError
 
 MAX_TOKENS = 4 << 20
 """The largest number of token ids of ended requests that are kept."""
+
+
+class Held(ev.Event):
+    """The server waited before a step because of the pace, from one time to the other. A trace has no such event."""
+
+    since: float
+    until: float
 
 
 class Tokens(msgspec.Struct):
@@ -92,3 +101,15 @@ def fill_in(events: Iterable[Any], tokens: Tokens) -> None:
                         event.tokens[i], at[uid] = run[0], at[uid] + length
                         if event.runs is not None:
                             event.runs[i] = run
+
+
+def without_waits(events: Iterable[Any], waits: Iterable[Held]) -> None:
+    """Shift the times of events to a clock that did not run while the server waited because of the pace."""
+    waits = sorted(waits, key=lambda each: each.since)
+    ends = [each.until for each in waits]
+    before = [0.0, *accumulate(each.until - each.since for each in waits)]
+    for event in events:
+        t = getattr(event, "t", None)
+        if t is not None:
+            i = bisect_right(ends, t)  # the waits that had ended
+            event.t = min(t, waits[i].since if i < len(waits) else t) - before[i]

@@ -18,7 +18,7 @@ from minisgl.config import Config
 from minisgl.core import I32, EngineSpec, Req, Step, StepResult
 from minisgl.hooks import hookimpl
 from minisgl.message.link import Link
-from minisgl.plugins.live.view.kept import Kept
+from minisgl.plugins.live.view.kept import Held, Kept
 from minisgl.plugins.live.view.mirror import Mirror, hide
 from minisgl.trace import events as ev
 from minisgl.trace.record import EventMaker, header
@@ -37,7 +37,7 @@ class Pace:
     def __init__(self, delay: float):
         self.start_delay = self.delay = delay
         self.paused, self.steps = False, 0
-        self._next = 0.0
+        self._next = self._held_since = 0.0
 
     @property
     def is_slow(self) -> bool:
@@ -45,15 +45,22 @@ class Pace:
 
     def hold(self) -> float:
         """Return the seconds for which the next step has to wait."""
+        now = time.monotonic()
+        seconds = max(self._next - now, 0.0) if self.delay else 0.0
         if self.paused:
-            return 0.0 if self.steps > 0 else float("inf")
-        return max(self._next - time.monotonic(), 0.0) if self.delay else 0.0
+            seconds = 0.0 if self.steps > 0 else float("inf")
+        if seconds > 0.0:
+            self._held_since = self._held_since or now
+        return seconds
 
-    def launched(self) -> None:
-        """Note that a step begins."""
+    def launched(self) -> tuple[float, float] | None:
+        """Note that a step begins. Return from when to when it had to wait, or None."""
+        held, now = self._held_since, time.monotonic()
+        self._held_since = 0.0
         self.steps = max(self.steps - 1, 0)
         if self.delay:
-            self._next = time.monotonic() + self.delay
+            self._next = now + self.delay
+        return (held, now) if held else None
 
     def event(self) -> dict[str, Any]:
         return {"event": "pace", "paused": self.paused, "delay": self.delay}
@@ -239,8 +246,10 @@ class LiveObserver(EventMaker):
 
     @hookimpl
     def minisgl_batch_scheduled(self, step: Step, reqs: Sequence[Req], now: float) -> None:
-        self.pace.launched()
+        held = self.pace.launched()
         self.mirror.batch_scheduled(step, reqs, now)
+        if self._watched and held is not None:  # a what-if leaves this time out
+            self._events.append(Held(step.id, min(held[0], now), now))
         if self._watched:
             super().minisgl_batch_scheduled(step, reqs, now)
 

@@ -27,8 +27,8 @@ from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.live.view.extension import Recording
 from minisgl.plugins.live.view.futures import MAX_BYTES, Question, answer
-from minisgl.plugins.live.view.kept import Tokens, fill_in
-from minisgl.plugins.live.view.observer import MAX_BEHIND, TOPIC, LiveObserver
+from minisgl.plugins.live.view.kept import Held, Tokens, fill_in, without_waits
+from minisgl.plugins.live.view.observer import MAX_BEHIND, TOPIC, LiveObserver, Pace
 from minisgl.testing.drive import Drive, Job, make_plugin
 from minisgl.testing.serving import Server, patient_timeout
 from minisgl.trace import events as ev
@@ -76,8 +76,9 @@ def test_same_options_repeat_the_live_run(server: Server, viewer: Viewer) -> Non
     assert found["misses"] is None
     assert found["notes"][0] == "The steps are the same."
     assert found["was"] == found["would"]
+    assert all(was == would for _, was, would, _ in found["rows"])  # the times too, to the last digit
     share = next(row for row in found["rows"] if row[0] == "prompt tokens from the cache")
-    assert share[1] == share[2] != "0 %"
+    assert share[1] == share[2] != "0 (0 %)"
     assert all(set(event.get("prompt_ids", [0])) == {0} for event in viewer.events)
 
 
@@ -93,7 +94,8 @@ def test_another_policy_and_another_pool(server: Server, viewer: Viewer) -> None
     assert smaller["restarted"]
     assert smaller["first"] >= 8
     assert smaller["was"][0] == smaller["would"][0]
-    assert next(row for row in smaller["rows"] if row[0] == "prompt tokens from the cache")[2] == "0 %"
+    assert next(row for row in smaller["rows"] if row[0] == "prompt tokens from the cache")[2] == "0 (0 %)"
+    assert smaller["counts"]["would"]["computed"] > smaller["counts"]["was"]["computed"]
 
 
 @pytest.mark.parametrize(
@@ -246,12 +248,28 @@ def test_after_lost_events_a_recording_has_its_own_tokens(after_a_loss: Question
     assert found.get("error") is None
     assert (found["misses"], found["first"]) == (None, None)
     share = next(row for row in found["rows"] if row[0] == "prompt tokens from the cache")
-    assert share[1] == share[2] not in ("0 %", "–")
+    assert share[1] == share[2] not in ("0 (0 %)", "–")
 
 
 def test_missing_tokens_are_named() -> None:
     with pytest.raises(TraceError, match="lacks the token ids of request 7"):
         fill_in([ev.Add(0, 7, 0.0, [0, 0], 4)], Tokens({}, {}, {}, True))
+
+
+def test_waits_of_the_pace_are_left_out() -> None:
+    """An event after a wait comes earlier by it, and one within the wait comes at its beginning."""
+    events = [ev.Add(0, uid, t, [0], 4) for uid, t in enumerate((1.0, 2.5, 3.0, 4.0, 9.0))]
+    without_waits(events, [Held(1, 8.0, 8.5), Held(0, 2.0, 3.0)])
+    assert [event.t for event in events] == [1.0, 2.0, 2.0, 3.0, 7.5]
+    pace = Pace(0.0)
+    pace.paused = True
+    assert pace.hold() == float("inf")
+    pace.paused = False
+    assert pace.hold() == 0.0
+    held = pace.launched()
+    assert held is not None
+    assert held[0] <= held[1]
+    assert pace.launched() is None
 
 
 def test_the_limit_of_memory_holds(after_a_loss: Question) -> None:
