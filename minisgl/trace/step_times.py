@@ -4,16 +4,16 @@ A step takes a fixed time, a time for each prompt token that it computes, and a 
 smallest sum of absolute errors, as a median has, so a few slow steps of a busy machine hardly change it. No part is
 negative, and cached tokens are in no part: they can't make a step slower.
 
-On a CUDA device, a step is computed after its launch, while the host goes on. On a CPU it is computed within its launch:
-there, overlap hides nothing. If the record does not name its device, two launches in a row say which of both it was: the
-second one waits for the first step, or it does not.
+On a CUDA device, a step is computed after its launch, while the host goes on. On a CPU it is computed within its
+launch: there, overlap hides nothing. If the record does not name its device, two launches in a row say which of both it
+was: the second one waits for the first step, or it does not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,13 +59,14 @@ def fit(trace: Trace, held: Collection[int] = ()) -> StepTimes:
     batches = {event.step: event for event in timed if isinstance(event, ev.Batch)}
     host = _median([
         after.t - before.t
-        for before, after in zip(timed, timed[1:], strict=False)
+        for before, after in pairwise(timed)
         if isinstance(before, ev.Done) and isinstance(after, ev.Batch) and after.step - before.step <= 2
     ])  # fmt: skip
     device = trace.header.options.get("device")
     synchronous = device == "cpu" or (device != "cuda" and _second_launch_waits(timed, host))
     seconds = _within_launches(timed, host) if synchronous else _after_launches(timed, held)
-    return StepTimes(*map(float, _fit(batches, seconds)), host, synchronous)
+    fixed, per_prompt_token, per_row = _fit(batches, seconds).tolist()
+    return StepTimes(fixed, per_prompt_token, per_row, host, synchronous)
 
 
 def _second_launch_waits(timed: list[ev.Batch | ev.Done], host: float) -> bool:
@@ -73,7 +74,7 @@ def _second_launch_waits(timed: list[ev.Batch | ev.Done], host: float) -> bool:
     read = {event.step: event.t for event in timed if isinstance(event, ev.Done)}
     shares = [
         (second.t - first.t - host) / max(read[first.step] - first.t, 1e-9)
-        for first, second in zip(timed, timed[1:], strict=False)
+        for first, second in pairwise(timed)
         if isinstance(first, ev.Batch) and isinstance(second, ev.Batch) and first.step in read
     ]
     return bool(shares) and float(np.median(shares)) > 0.25
@@ -82,7 +83,7 @@ def _second_launch_waits(timed: list[ev.Batch | ev.Done], host: float) -> bool:
 def _within_launches(timed: list[ev.Batch | ev.Done], host: float) -> dict[int, float]:
     """Return the seconds from each launch to what the host did next."""
     found = {}
-    for event, after in zip(timed, timed[1:], strict=False):
+    for event, after in pairwise(timed):
         if isinstance(event, ev.Batch):
             found[event.step] = max(after.t - event.t - (host if isinstance(after, ev.Batch) else 0.0), 0.0)
     return found

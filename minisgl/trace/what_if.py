@@ -84,7 +84,7 @@ def what_if(trace: Trace, at: int, overrides: Sequence[str] = (), held: Collecti
     departs = was.future.departs
     if was.future.misses is None and departs is not None and departs < was.end:
         future.misses = departs  # the record itself can't be repeated
-    if departs is not None and departs == future.departs >= was.end:
+    if departs is not None and departs >= was.end and departs == future.departs:
         future.departs = None  # both go on where the record ends
     future.was, future.times, future.same = was.future.events, times, other.same
     return future

@@ -75,9 +75,9 @@ def measure(
 
 @dataclass
 class Report:
-    """Both futures in words: ``rows`` are (what is counted or timed, as it was, as it would be, measured in the record).
+    """Both futures in words: ``rows`` are (what is counted or timed, as it was, as it would be, measured).
 
-    Counts are exact. Times are simulated in both futures; only the last column has recorded ones, and no counts.
+    Counts are exact. Times are simulated in both futures; the last column has those of the record, and no counts.
     """
 
     future: Future
