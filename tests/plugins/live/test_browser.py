@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -260,19 +261,72 @@ def test_what_if(page: Chrome) -> None:
     assert "has the steps" in page.find_element("css selector", "#what-if .bad").text
 
 
+def test_guide(page: Chrome) -> None:
+    """Each step says what happened in it, and the timeline keeps it. A later message changes none of the sentences."""
+    text = "document.getElementById('{}').textContent"
+    page.find_element("id", "guide-second").click()
+    assert "Press the first button" in page.find_element("id", "guide-note").text
+    page.find_element("id", "guide-first").click()
+    first = wait(page, text.format("found-first"))
+    assert "computed all" in first, first
+    summary = page.find_element("css selector", ".turn .prompt summary").text
+    assert "0 from the cache (only whole pages of 16 tokens are kept" in summary
+    marked = "document.querySelector('.column.marked')"
+    made = int(wait(page, f"{marked} && {marked}.dataset.step"))
+    assert f"Step {made} computed all" in first
+    assert page.find_element("css selector", ".panel.step h2").text.startswith(f"Step {made}")
+    page.find_element("id", "guide-second").click()
+    second = wait(page, text.format("found-turn"))
+    assert "tokens came from the cache (only whole pages of 16 tokens are kept)" in second
+    send(page, "Why?", 3)
+    assert page.execute_script("return " + text.format("found-turn")) == second
+    wait(page, f"!{marked}")  # the timeline follows the newest steps again
+    page.find_element("id", "guide-first").click()
+    wait(page, "window.minisglLive.chat.control")
+    page.find_element("id", "guide-second").click()
+    assert "still being written" in page.find_element("id", "guide-note").text
+    wait(page, text.format("found-first"))
+
+
+def test_paused_is_said(page: Chrome) -> None:
+    """A question that waits because of a pause says so. The theme is kept when the page is loaded again."""
+    page.find_element("id", "pause").click()
+    wait(page, "window.minisglLive.model.pace.paused")
+    page.execute_script("document.getElementById('prompt').value = 'Hello'")
+    page.find_element("id", "send").click()
+    wait(page, "!document.getElementById('paused').hidden")
+    assert "The server is paused, and 1 request waits" in page.find_element("id", "paused").text
+    page.find_element("id", "pause").click()
+    wait(page, "document.getElementById('paused').hidden && !window.minisglLive.model.open.size")
+    page.find_element("id", "theme").click()
+    chosen = page.execute_script("return document.documentElement.dataset.mdColorScheme")
+    page.refresh()
+    wait(page, f"document.documentElement.dataset.mdColorScheme === '{chosen}'")
+    wait(page, "document.getElementById('status').textContent === 'watching'")
+    page.find_element("id", "theme").click()
+
+
 def test_workloads(page: Chrome) -> None:
     """A whole class is in one batch, and no cache would be slower. A what-if makes a pool too large to fill small."""
-    page.find_element("css selector", "#workloads [data-workload=class]").click()
+    page.find_element("id", "guide-class").click()
     words = wait(page, "document.getElementById('found-class').textContent")
+    assert "The first two readers computed their handbooks" in words
     assert "prompt tokens came from the cache" in words
     assert page.execute_script("return Math.max(...window.minisglLive.model.steps.map((step) => step.rows.length))") > 8
     tree = page.find_element("css selector", ".panel.tree").text
     assert [tree.count(f"system: The {kind} handbook.") for kind in ("cooking", "sailing")] == [1, 1], tree
     page.find_element("id", "what-if-naive").click()
-    assert "would be" in wait(page, "document.getElementById('found-what-if').textContent")
+    found = wait(page, "document.getElementById('found-what-if').textContent")
+    computed, _, without, had, would = (int(n.replace(",", "")) for n in re.findall(r"\b\d[\d,]*", found)[:5])
+    assert computed < without, found
+    assert had < would, found  # not on a loaded machine either: both are simulated
     page.find_element("css selector", "[data-workload=pool]").click()
     assert "more than a page can fill" in page.find_element("id", "message").text
     row = "[...document.querySelectorAll('.futures tr')].find((row) => row.cells[0].textContent === 'retractions')"
     wait(page, f"document.querySelector('.futures').textContent.includes('num_pages=') && {row}")
     was, would = page.execute_script(f"const row = {row}; return [row.cells[1].textContent, row.cells[2].textContent]")
     assert int(was) == 0 < int(would)
+    assert "Retracted: a running request needs a page, and none is free" in page.find_element("id", "what-if").text
+    assert page.find_elements("css selector", "#what-if .column.chosen path.retracted")
+    sides = page.find_elements("css selector", "#what-if .sides p")
+    assert ["retracted before it" in side.text for side in sides] == [False, True]

@@ -154,11 +154,29 @@ def run(
     return line, summaries
 
 
+def modules_in(folder: Path) -> list[Path]:
+    """Copy the page's modules that need no browser to a folder: model, history, words, tree."""
+    (folder / "package.json").write_text('{"type": "module"}')
+    modules = [folder / f"{name}.js" for name in ("model", "history", "words", "tree")]
+    for module in modules:
+        module.write_bytes((files("minisgl.plugins.live.view") / "page" / module.name).read_bytes())
+    return modules
+
+
+def evaluate(expression: str, folder: Path) -> Any:
+    """Return the value of a JavaScript expression, in which ``words`` and ``model`` are modules of the page."""
+    model, _, words, _ = modules_in(folder)
+    assert node is not None
+    program = f"const words = await import('{words}'), model = await import('{model}');"
+    program += f"console.log(JSON.stringify({expression}))"
+    ran = subprocess.run([node, "--input-type=module", "-e", program], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
 def in_node(lines: list[str], tmp_path: Path) -> list[Any]:
     """Return what ``model.mjs`` prints for these lines."""
-    modules = [tmp_path / "model.mjs", tmp_path / "history.mjs"]
-    for module in modules:
-        module.write_bytes((files("minisgl.plugins.live.view") / "page" / f"{module.stem}.js").read_bytes())
+    modules = modules_in(tmp_path)[:2]
     assert node is not None
     ran = subprocess.run(
         [node, str(Path(__file__).with_name("model.mjs")), *map(str, modules)],
@@ -249,6 +267,41 @@ def test_trace_of_a_late_page(tmp_path: Path, options: dict[str, Any]) -> None:
     broken = [line for line in lines if '"event":"free"' not in line[:20]]
     path.write_text("\n".join(broken) + "\n")
     assert check(read(path)) is not None
+
+
+def test_words(tmp_path: Path) -> None:
+    """The page says the true reason for a discarded token, and why a prompt found little in the cache."""
+    row = '{uid: 7, kind: "decode", start: 9, count: 1, lost: %s, cached: 0, drafts: 0, accepted: null}'
+    step = "words.explain(new model.Model(), {s: 5, rows: [%s], waiting: [], retracted: %s, events: [], pool: null})"
+    size = 16
+    ended, retracted, victim, short, other, rest = evaluate(
+        "[" + ", ".join([
+            step % (row % '"ended"', "[]"), step % (row % '"retracted"', "[]"), step % (row % '""', "[3]"),
+            f"words.whyCached(14, 0, {size})", f"words.whyCached(40, 0, {size})", f"words.whyCached(72, 64, {size})",
+        ]) + "]", tmp_path,
+    )  # fmt: skip
+    assert "had read the token that ended it" in ended
+    assert "it was retracted in step 6" in retracted
+    assert "ended" not in retracted
+    assert "request 3 was retracted before it: the pool had no free page" in victim
+    assert "only whole pages of 16 tokens are kept, and before its last token, this prompt fills none" in short
+    assert "no earlier text began with the same 16 tokens" in other
+    assert rest == "only whole pages of 16 tokens are kept"
+
+
+def test_discarded_tokens_have_their_reason(tmp_path: Path) -> None:
+    """A row whose request was retracted meanwhile says so; one whose request had ended says that."""
+    lines, _ = run(1, 150)
+    reasons, retracted = set[str](), dict[int, list[int]]()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("first {")]
+    for event in events:
+        if event["event"] == "retract":
+            retracted.setdefault(event["step"], []).append(event["uid"])
+    found = in_node([line for line in lines if line.startswith("first {")] + ["first lost"], tmp_path)[0]
+    for step, uid, reason in found:
+        reasons.add(reason)
+        assert (reason == "retracted") == (uid in retracted.get(step + 1, [])), (step, uid, reason)
+    assert reasons == {"ended", "retracted"}
 
 
 def test_observer_drops_events_that_are_not_read() -> None:

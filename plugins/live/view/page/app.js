@@ -8,6 +8,7 @@ import { Chat } from "./chat.js";
 import { Workload, workload } from "./workloads.js";
 import { Recording, savePage } from "./record.js";
 import { WhatIf } from "./what-if.js";
+import { Guide } from "./guide.js";
 
 const $ = (id) => document.getElementById(id);
 const DRAW_MS = 80, RETRY_MS = 1000;
@@ -16,6 +17,7 @@ const server = new Server(), model = new Model(), history = new History(model), 
 let chosen = null, dirty = true, drawn = 0, bad = "";
 
 function select(what) {
+  board.mark = null;
   chosen = what && (what.step !== undefined || what.uid !== undefined) ? what : null;
   dirty = true;
 }
@@ -55,6 +57,9 @@ function draw(time) {
     if (board.notice) $("past-words").textContent = board.notice;
     $("pause").textContent = model.pace.paused ? "Resume" : "Pause";
     $("pause").setAttribute("aria-pressed", model.pace.paused);
+    const held = model.pace.paused && model.open.size ? pausedWords() : "";
+    $("paused").hidden = !held;
+    if ($("paused").textContent !== held) $("paused").textContent = held;
     const delay = $("delay"), value = String(model.pace.delay);
     if (document.activeElement !== delay && [...delay.options].some((each) => each.value === value)) delay.value = value;
   }
@@ -72,6 +77,20 @@ function message(text, isBad = false) {
   $("message").classList.toggle("bad", isBad);
 }
 
+function pausedWords() {
+  const lag = model.header && model.header.options.overlap ? " Overlap: a step's token is read one step later." : "";
+  return `The server is paused, and ${model.open.size === 1 ? "1 request waits" : `${model.open.size} requests wait`}: press One step (n), or Resume (p).${lag}`;
+}
+// Buttons that need the server wait until it is there.
+let ready = false;
+function setReady(is) {
+  ready = is;
+  if (is) status("watching");
+  for (const each of document.querySelectorAll("#first button, #workloads [data-workload], #what-if form button")) each.disabled = !is;
+  if (!chat.control) $("send").disabled = !is;
+  for (const each of $("pace").querySelectorAll("button, select")) each.disabled = !is || !model.server.control;
+}
+
 // ---- events ----
 
 function take(line) {
@@ -83,10 +102,10 @@ function take(line) {
   if (event.event === "server") {
     $("model").textContent = event.model;
     document.title = `minisgl, live: ${event.model}`;
-    for (const each of $("pace").querySelectorAll("button, select")) each.disabled = !event.control;
     $("what-if").hidden = $("ask-what-if").hidden = !event.control;
     $("pace").title = event.control ? "" : "This server may not be slowed down from a page (live.control).";
   }
+  if (event.event === "now" && !ready) setReady(true);
   if (event.event === "lost") message(`This page was too slow: it lost ${event.frames} frames, and shows the state anew.`, true);
   dirty = true;
 }
@@ -94,7 +113,7 @@ async function watch() {
   for (;;) {
     try {
       const response = await server.fetch(`live?viewer=${viewer}`);
-      status("watching");
+      status("connected");
       $("key-form").hidden = true;
       bad = "";
       for await (const data of events(response)) for (const line of data.split("\n")) if (line) take(line);
@@ -103,6 +122,7 @@ async function watch() {
       if (error.status === 401) { askForKey(server.key ? error.message : ""); return; }
       bad = error.status ? error.message : "The server can't be reached.";
     }
+    setReady(false);
     status(`${bad} Trying again …`, true);
     await new Promise((done) => setTimeout(done, RETRY_MS));
   }
@@ -126,18 +146,15 @@ async function pace(body) {
   try { await server.fetch("live/pace", body); } catch (error) { message(error.message, true); }
 }
 $("pause").addEventListener("click", () => pace({ do: model.pace.paused ? "resume" : "pause" }));
-$("one-step").addEventListener("click", () => { select(null); pace({ do: "step" }); });
+$("one-step").addEventListener("click", () => { select(null); dirty = true; pace({ do: "step" }); });
 $("delay").addEventListener("change", () => pace({ do: "delay", seconds: +$("delay").value }));
 $("follow").addEventListener("click", () => select(null));
 
-for (const button of document.querySelectorAll("[data-ask]"))
-  button.addEventListener("click", () => { if (chat.control) return; $("prompt").value = button.dataset.ask; $("ask").requestSubmit(); show($("turns").lastElementChild, "center"); });
 // Scroll to a place that is not on the screen: on a phone, the timeline is below the chat.
 function show(e, block = "nearest") {
   const { top, bottom } = e.getBoundingClientRect();
   if (bottom > innerHeight || top < 0) e.scrollIntoView({ block });
 }
-chat.found = (hit, prompt) => { $("found-turn").textContent = `${hit} of its ${prompt} tokens came from the cache.`; };
 
 const running = new Workload(server, chat);
 let begun = null; // the step with which the last workload began
@@ -145,50 +162,48 @@ running.changed = (failed) => {
   $("stop-workload").disabled = !running.open;
   if (failed) message(failed, true);
 };
-async function start(name) {
-  const { bursts, words, smallPool } = workload(name, model.spec), { prompt, cached } = model.totals;
+async function start(name, edition) {
+  const { bursts, words, smallPool } = workload(name, model.spec, edition), { prompt, cached } = model.totals;
   const live = "To see it live, start a server with make serve ARGS=num_pages=64, and press the button there.";
-  if (smallPool && !model.server.control) { message(words + live); return; }
+  if (smallPool && !model.server.control) { message(words + live); return null; }
   message(smallPool ? `${words}So ${bursts[0].prompts.length} requests run now, and the simulated engine repeats them with ${smallPool} pages. ${live}` : words);
   select(null);
   show($("message"), "start");
   begun = model.lastLaunched + 1;
   const at = begun, ended = await running.start(bursts);
-  await settled();
-  if (!ended || at !== begun) return;
+  await settled(() => !model.open.size && model.lastLaunched >= at);
+  if (!ended || at !== begun) return null;
   if (smallPool) await whatIf.askFor({ at, num_pages: smallPool });
   else if (name === "long") whatIf.prepare({ at, scheduler: "mixed", max_prefill_tokens: 64 });
-  else if (name === "class") $("found-class").textContent = `${(model.totals.cached - cached).toLocaleString("en")} of the ${(model.totals.prompt - prompt).toLocaleString("en")} prompt tokens came from the cache.`;
+  const first = [...model.requests.values()].filter((req) => req.added >= at && req.chunks.length).slice(0, bursts[0].chats ? bursts[0].chats.length : 0);
+  return { at, first, cached: model.totals.cached - cached, prompt: model.totals.prompt - prompt };
+}
+async function run(name, edition, delay) {
+  const slow = delay && model.server.control && !model.pace.delay;
+  if (slow) await pace({ do: "delay", seconds: delay });
+  const done = await start(name, edition);
+  if (slow) await pace({ do: "delay", seconds: 0 });
+  return done;
 }
 // Wait until the page has the events of the requests that have ended.
-async function settled() {
-  for (let i = 0; i < 40 && model.open.size; i++) await new Promise((done) => setTimeout(done, 50));
+async function settled(isSo) {
+  for (let i = 0; i < 80 && !isSo(); i++) await new Promise((done) => setTimeout(done, 50));
 }
-for (const button of document.querySelectorAll("[data-workload]"))
-  button.addEventListener("click", async () => {
-    const slow = button.dataset.delay && model.server.control && !model.pace.delay;
-    if (slow) await pace({ do: "delay", seconds: +button.dataset.delay });
-    await start(button.dataset.workload);
-    if (slow) await pace({ do: "delay", seconds: 0 });
-  });
-$("what-if-naive").addEventListener("click", () => {
-  if (!model.steps.length) { message("Nothing has happened yet: press A class of 16 first."); return; }
-  const at = begun ?? model.steps[0].s;
-  whatIf.askFor({ at, cache: "naive" }, ({ rows }) => {
-    const [, was, would] = rows.find(([name]) => name.startsWith("time to first token"));
-    $("found-what-if").textContent = `The median time to the first token is ${was} ms with the cache, and would be ${would} ms without it.`;
-  });
-});
+for (const button of document.querySelectorAll("#workloads [data-workload]")) button.addEventListener("click", () => run(button.dataset.workload));
+new Guide({ model, chat, board, whatIf, run, settled, changed: () => { dirty = true; } });
+setReady(false);
 $("stop-workload").addEventListener("click", () => running.stop());
 
 // ---- saving, theme, keys ----
 
 $("save-trace").addEventListener("click", () => message(recording.saveTrace()));
 $("save-page").addEventListener("click", async () => message(await savePage(recording, chat.transcript())));
+const THEME = "minisgl-live-theme", root = document.documentElement;
+try { if (localStorage.getItem(THEME)) root.dataset.mdColorScheme = localStorage.getItem(THEME); } catch { /* no storage */ }
 $("theme").addEventListener("click", () => {
-  const root = document.documentElement, dark = matchMedia("(prefers-color-scheme: dark)").matches;
-  const now = root.dataset.mdColorScheme || (dark ? "slate" : "default");
+  const now = root.dataset.mdColorScheme || (matchMedia("(prefers-color-scheme: dark)").matches ? "slate" : "default");
   root.dataset.mdColorScheme = now === "slate" ? "default" : "slate";
+  try { localStorage.setItem(THEME, root.dataset.mdColorScheme); } catch { /* no storage */ }
 });
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName)) return;

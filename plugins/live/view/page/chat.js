@@ -2,17 +2,17 @@
 
 import { html } from "./draw.js";
 import { events } from "./stream.js";
-import { textsOf, wordsOfPage } from "./words.js";
+import { textsOf, whyCached, wordsOfPage } from "./words.js";
 
 const ORIGINS = {
   cached: "a prompt token whose KV was in the cache", computed: "a prompt token that was computed",
-  decoded: "computed one by one", accepted: "a draft token that the model accepted", unknown: "not known: the page did not see its step",
+  decoded: "computed one by one", accepted: "a draft token that the model accepted", unknown: "its step is not known yet, or this page did not see it",
 };
 
 export class Chat {
   // `select({step, uid})` lights a step up.
   constructor(server, model, viewer, select) {
-    Object.assign(this, { server, model, viewer, select, turns: [], number: 0, found: () => {}, control: null, ids: new Map(), texts: new Map(), others: [] });
+    Object.assign(this, { server, model, viewer, select, turns: [], number: 0, sending: () => {}, shown: null, control: null, ids: new Map(), texts: new Map(), others: [] });
     this.log = document.getElementById("turns");
     this.about = document.getElementById("token");
     for (const id of ["ask", "prompt", "send", "stop", "new-chat", "system", "temperature", "seed", "max-tokens", "origins"]) this[id] = document.getElementById(id);
@@ -21,8 +21,18 @@ export class Chat {
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); this.send_(); }
     });
     this.stop.addEventListener("click", () => this.control && this.control.abort());
-    this["new-chat"].addEventListener("click", () => { if (this.control) this.control.abort(); this.turns = []; this.log.replaceChildren(); this.about.hidden = true; this.prompt.focus(); });
+    this["new-chat"].addEventListener("click", () => { if (this.control) this.control.abort(); this.clear(); this.prompt.focus(); });
+    const leave = (event) => { if (this.shown && !this.about.contains(event.target) && !(event.target.closest && event.target.closest(".tokens"))) this.hide(); };
+    document.addEventListener("pointerdown", leave);
+    document.addEventListener("keydown", (event) => { if (event.key === "Escape") this.hide(); });
+    document.addEventListener("scroll", () => { const { shown } = this; if (shown && shown.kept) this.describe(shown.line, shown.index); else if (shown) this.hide(); }, { capture: true, passive: true });
     this.origins.addEventListener("change", () => this.log.querySelectorAll(".tokens").forEach((e) => e.classList.toggle("plain", !this.origins.checked)));
+  }
+  clear() {
+    if (this.control) this.control.abort();
+    this.turns = [];
+    this.log.replaceChildren();
+    this.hide();
   }
   // An id of a request: the server tells only this page which number the engine gives the request.
   newId() { return `live.${this.viewer}.${++this.number}`; }
@@ -35,8 +45,9 @@ export class Chat {
 
   async send_() {
     const words = this.prompt.value.trim();
-    if (!words || this.control) return;
+    if (!words || this.control || this.send.disabled) return null;
     this.prompt.value = "";
+    this.sending();
     const messages = [];
     if (this.system.value.trim()) messages.push({ role: "system", content: this.system.value });
     for (const turn of this.turns) messages.push({ role: "user", content: turn.user }, { role: "assistant", content: turn.answer });
@@ -77,6 +88,12 @@ export class Chat {
     this.send.disabled = false;
     this.stop.disabled = true;
     if (turn.failed && !turn.answer) this.turns.pop();
+    return turn;
+  }
+  // Send these words. Return the turn when its answer has ended.
+  say(words) {
+    this.prompt.value = words;
+    return this.send_();
   }
   add(turn, choice, line) {
     turn.answer += (choice.delta && choice.delta.content) || "";
@@ -113,8 +130,11 @@ export class Chat {
       at = Math.max(0, Math.min(i, line.children.length - 1));
       this.describe(line, at);
     };
-    line.addEventListener("mouseover", (event) => { const i = [...line.children].indexOf(event.target); if (i >= 0) this.describe(line, i); });
-    line.addEventListener("click", (event) => { const i = [...line.children].indexOf(event.target); if (i >= 0) { go(i); this.choose(line, i); } });
+    const under = (event) => [...line.children].indexOf(event.target);
+    // Only a pointer that moves opens the box: text that streams under it does not. A click keeps the box open.
+    line.addEventListener("mousemove", (event) => { const i = under(event); if (i >= 0 && (event.movementX || event.movementY) && !(this.shown && this.shown.kept)) this.describe(line, i, false); });
+    line.addEventListener("mouseleave", () => { if (this.shown && !this.shown.kept) this.hide(); });
+    line.addEventListener("click", (event) => { const i = under(event); if (i >= 0) { go(i); this.choose(line, i); } });
     line.addEventListener("keydown", (event) => {
       const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: line.children.length - 1 }[event.key];
       if (to !== undefined) { event.preventDefault(); event.stopPropagation(); go(to); }
@@ -155,12 +175,14 @@ export class Chat {
     if (req && req.hit >= 0 && turn.promptBox) {
       const hit = Math.min(req.hit, req.prompt);
       turn.promptBox.firstChild.textContent = `the prompt as the engine sees it: ${req.prompt} tokens, ${hit} from the cache${hit ? `, so only ${req.prompt - hit} were computed` : ""}`;
-      if (hit) this.found(hit, req.prompt);
+      const why = whyCached(req.prompt, hit, this.model.spec.page_size);
+      if (why) turn.promptBox.firstChild.textContent += ` (${why})`;
     }
     if (req && turn.prompt) this.texts.set(req.uid, turn);
   }
   markAll() {
     for (const turn of this.turns.slice(-3)) this.mark(turn);
+    if (this.shown && this.shown.origin === "unknown") this.describe(this.shown.line, this.shown.index, this.shown.kept);
     for (const turn of this.others) if (this.model.requests.has(this.uidOf(turn))) this.texts.set(this.uidOf(turn), turn);
   }
   choose(line, index) {
@@ -169,17 +191,18 @@ export class Chat {
     line.children[index].classList.add("at");
     this.select({ step, uid: this.uidOf(line.turn) });
   }
-  describe(line, index) {
+  hide() { this.shown = null; this.about.hidden = true; }
+  describe(line, index, kept = true) {
+    if (!line.isConnected || !line.children[index]) { this.hide(); return; }
     const { origin, step } = this.origin(line.turn, line.kind, index), entry = line.kind === "tokens" ? line.turn.tokens[index] : null;
     const text = entry ? entry.token : line.turn.prompt[index];
+    this.shown = { line, index, kept, origin };
     this.about.hidden = false;
     this.about.replaceChildren();
     html(this.about, "strong", "", JSON.stringify(text));
     html(this.about, "span", "", ` ${line.kind === "tokens" ? "output" : "prompt"} token ${index}: ${ORIGINS[origin]}${step === undefined ? "" : `, in step ${step}`}`);
-    if (!entry) return;
-    const table = html(this.about, "table");
-    const seen = new Set();
-    for (const each of [entry, ...(entry.top_logprobs || [])]) {
+    const table = entry ? html(this.about, "table") : null, seen = new Set();
+    for (const each of entry ? [entry, ...(entry.top_logprobs || [])] : []) {
       if (seen.has(each.token)) continue;
       seen.add(each.token);
       const row = html(table, "tr");
@@ -187,6 +210,11 @@ export class Chat {
       html(row, "td", "", `${(100 * Math.exp(each.logprob)).toFixed(1)} %`);
       html(row, "td", "", `log ${each.logprob.toFixed(2)}`);
     }
+    // Below the token, or above it, so that it covers no other column.
+    const place = line.children[index].getBoundingClientRect(), box = this.about.getBoundingClientRect();
+    const under = place.bottom + 6 + box.height <= innerHeight;
+    this.about.style.top = `${Math.max(4, under ? place.bottom + 6 : place.top - box.height - 6)}px`;
+    this.about.style.left = `${Math.max(4, Math.min(place.left, innerWidth - box.width - 8))}px`;
   }
   // The text of a page in a state of the model, if a chat of this page has it.
   wordsOf(page, model) { return wordsOfPage(model, page, [...this.texts].reverse().map(([uid, turn]) => [uid, () => textsOf(turn)])); }

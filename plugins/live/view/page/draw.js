@@ -35,7 +35,7 @@ function button(e, label, act) {
 export class Board {
   // `select(what)` is called with {step, uid} when something is chosen. `wordsOf(page, model)` returns a page's text or "".
   constructor(root, model, history, select, wordsOf) {
-    Object.assign(this, { root, model, history, select, wordsOf, seen: model, isPast: false, when: "" });
+    Object.assign(this, { root, model, history, select, wordsOf, seen: model, isPast: false, when: "", mark: null });
     this.panels = {};
     for (const [name, title, wide] of [["numbers", "Numbers", true], ["timeline", "Batch timeline", true], ["step", "Step", true],
                                        ["tree", "Radix tree", false], ["pages", "Page map", false], ["queue", "Requests", true]]) {
@@ -74,10 +74,10 @@ export class Board {
     if (this.isPast) return `Tree, pages and requests are as they were when step ${step} was launched.`;
     return `The events of step ${step} are no longer kept: tree, pages and requests are shown as they are now.`;
   }
-  // The step that is shown: the chosen one, or the last.
+  // The step that is shown: the chosen one, the first one that the guide points at, or the last with a result that counts.
   shown() {
-    const { steps, stepAt } = this.model;
-    return (this.chosen && stepAt.get(this.chosen.step)) || steps.at(-1);
+    const { steps, stepAt, open } = this.model, useful = (step) => step.rows.some((row) => !row.lost);
+    return (this.chosen && stepAt.get(this.chosen.step)) || (this.mark && stepAt.get(this.mark.from)) || (open.size ? steps.at(-1) : steps.findLast(useful) || steps.at(-1));
   }
 
   // ---- numbers ----
@@ -102,7 +102,7 @@ export class Board {
     put("gap", seconds(n.gap));
     put("hit", n.hit === null ? "–" : `${Math.round(100 * n.hit)} %`);
     put("free", n.pool.free.toLocaleString("en"));
-    this.poolSize.textContent = ` of ${this.model.spec.num_pages.toLocaleString("en")}`;
+    this.poolSize.textContent = ` of ${this.model.spec.num_pages.toLocaleString("en")}, ${this.model.spec.page_size} tokens each`;
     put("running", String(n.running));
     put("waiting", String(n.waiting));
     put("retractions", String(n.retractions));
@@ -116,24 +116,35 @@ export class Board {
     return e;
   }
   drawTimeline() {
-    const { body } = this.panels.timeline, { steps } = this.model, wide = Math.max(body.clientWidth, 240), left = 44, cell = 22, high = 20, top = 4;
+    const { body } = this.panels.timeline, { steps } = this.model, wide = Math.max(body.clientWidth, 240), left = 44, cell = 22, top = 4;
     if (!steps.length) { body.replaceChildren(html(null, "p", "soft", "No step yet. Write something in the chat, or start a workload.")); return; }
-    const columns = Math.max(6, Math.floor((wide - left - 4) / cell));
-    const last = this.chosen && this.model.stepAt.has(this.chosen.step) ? Math.min(steps.length - 1, Math.max(steps.indexOf(this.model.stepAt.get(this.chosen.step)) + Math.floor(columns / 2), columns - 1)) : steps.length - 1;
+    const columns = Math.max(6, Math.floor((wide - left - 4) / cell)), { stepAt } = this.model, { mark } = this;
+    const chosenAt = this.chosen ? steps.indexOf(stepAt.get(this.chosen.step)) : -1, markAt = mark && !this.chosen ? steps.indexOf(stepAt.get(mark.from)) : -1;
+    const middle = chosenAt >= 0 ? chosenAt + Math.floor(columns / 2) : markAt >= 0 ? markAt + columns - 2 : steps.length - 1;
+    const last = Math.min(steps.length - 1, Math.max(middle, columns - 1));
     const from = Math.max(0, last - columns + 1), visible = steps.slice(from, last + 1), uids = [];
     for (const step of visible) for (const uid of [...step.rows.map((row) => row.uid), ...step.waiting]) if (!uids.includes(uid)) uids.push(uid);
     uids.sort((a, b) => a - b);
     const chosenUid = this.chosen ? this.chosen.uid : undefined, lines = uids.length > MAX_LINES ? uids.slice(-MAX_LINES) : uids;
     if (chosenUid !== undefined && uids.includes(chosenUid) && !lines.includes(chosenUid)) lines[0] = chosenUid;
+    const high = lines.length > 8 ? 14 : 20, labels = new Set(), isNear = (s) => [...labels].some((each) => Math.abs(each - s) < 1 + String(s).length / 2); // what would overlap
+    for (const s of [this.chosen && this.chosen.step, mark && mark.from]) if (s !== null && s !== undefined && !isNear(s)) labels.add(s);
+    for (const { s } of visible) if (s % 5 === 0 && !isNear(s)) labels.add(s);
     const bottom = top + lines.length * high, y = new Map(lines.map((uid, i) => [uid, top + i * high]));
     const e = this.canvas(body, wide, bottom + 18, "Batch timeline: a column for each step, a line for each request");
     const x = (i) => left + i * cell;
     visible.forEach((step, i) => {
       const at = this.chosen && this.chosen.step === step.s;
-      const column = svg(e, "g", { "data-step": step.s, class: at ? "column chosen" : "column" });
+      const isMarked = mark && step.s >= mark.from && step.s <= mark.to;
+      const column = svg(e, "g", { "data-step": step.s, class: (at ? "column chosen" : "column") + (isMarked ? " marked" : "") });
       svg(column, "rect", { class: "back", x: x(i), y: 0, width: cell, height: bottom + 18 });
-      if (step.s % 5 === 0 || at) svg(column, "text", { class: at ? "mid strong" : "soft mid", x: x(i) + cell / 2, y: bottom + 13 }, step.s);
+      if (isMarked) svg(column, "rect", { class: "mark", x: x(i), y: 0, width: cell, height: 3 });
+      if (labels.has(step.s)) svg(column, "text", { class: at || isMarked ? "mid strong" : "soft mid", x: x(i) + cell / 2, y: bottom + 13 }, step.s);
       for (const uid of step.waiting) if (y.has(uid)) svg(column, "path", { class: "wait", d: `M${x(i) + 2} ${y.get(uid) + high / 2}h${cell - 4}` });
+      for (const uid of step.retracted || []) if (y.has(uid)) {
+        const cross = svg(column, "path", { class: "retracted", d: `M${x(i) + cell / 2 - 4} ${y.get(uid) + high / 2 - 4}l8 8m0 -8l-8 8` });
+        svg(cross, "title", {}, `request ${uid} was retracted: it gave its pages back, and waits again`);
+      }
       for (const row of step.rows) if (y.has(row.uid)) this.drawRow(column, step, row, x(i), y.get(row.uid), cell, high);
       button(column, `Step ${step.s}`, (event) => this.select({ step: step.s, uid: event.target.dataset && event.target.dataset.uid ? +event.target.dataset.uid : chosenUid }));
     });
@@ -143,7 +154,7 @@ export class Board {
       svg(name, "text", { x: 16, y: y.get(uid) + high / 2 + 4 }, uid);
       button(name, `Request ${uid}`, () => this.select({ step: this.chosen ? this.chosen.step : undefined, uid: chosenUid === uid ? undefined : uid }));
     }
-    if (this.drawEarlier) this.drawEarlier(from > 0, last < steps.length - 1, columns);
+    if (this.drawEarlier) this.drawEarlier(columns);
     const more = uids.length - lines.length;
     this.panels.timeline.head.textContent = "Batch timeline" + (more > 0 ? `, without ${plural(more, "older request")}` : "");
   }
@@ -152,22 +163,30 @@ export class Board {
     const bar = html(null, "div", "move"), early = html(bar, "button", "", "◀ Earlier"), late = html(bar, "button", "", "Later ▶");
     box.insertBefore(bar, body);
     let jump = 1;
+    const here = () => { // the place of the step that the timeline shows, or of the newest
+      const { steps, stepAt } = this.model, i = steps.indexOf(stepAt.get(this.chosen ? this.chosen.step : this.mark ? this.mark.from : undefined));
+      return i < 0 ? steps.length - 1 : i;
+    };
     const move = (by) => {
-      const { steps } = this.model, i = this.chosen && this.model.stepAt.has(this.chosen.step) ? steps.indexOf(this.model.stepAt.get(this.chosen.step)) : steps.length - 1;
-      const to = i + by;
+      const { steps } = this.model, to = here() + by;
       this.select(to >= steps.length - 1 ? null : { step: steps[Math.max(to, 0)].s, uid: this.chosen ? this.chosen.uid : undefined });
     };
     early.addEventListener("click", () => move(-jump));
     late.addEventListener("click", () => move(jump));
     early.type = late.type = "button";
-    this.drawEarlier = (hasEarlier, hasLater, columns) => { jump = Math.max(1, Math.floor(columns / 2)); early.disabled = !hasEarlier; late.disabled = !this.chosen && !hasLater; bar.hidden = !this.model.steps.length; };
+    this.drawEarlier = (columns) => {
+      jump = Math.max(1, Math.floor(columns / 2));
+      early.disabled = here() <= 0;
+      late.disabled = !this.chosen && !this.mark;
+      bar.hidden = !this.model.steps.length;
+    };
     bar.hidden = true;
   }
   drawRow(parent, step, row, x, y, cell, high) {
     const tall = high - 4, dim = this.chosen && this.chosen.uid !== undefined && this.chosen.uid !== row.uid ? " dim" : "";
     const words = `request ${row.uid}: ${row.kind === "prefill" ? `${plural(row.count, "prompt token")} from position ${row.start}` : "next token"}` +
       (row.cached && row.admitted ? `, ${row.cached} tokens from the cache` : "") + (row.accepted === null ? "" : `, ${row.accepted} of ${row.drafts} drafts accepted`) +
-      (row.lost ? "; its token is discarded" : "");
+      (row.lost ? `; its token is discarded, because the request ${row.lost === "retracted" ? "was retracted" : "had ended"}` : "");
     const part = (cls, from, to) => {
       if (to <= from) return;
       const e = svg(parent, "rect", { class: cls + dim, x: x + 1.5, y: y + 2 + tall * from, width: cell - 3, height: tall * (to - from), rx: 2, "data-uid": row.uid, "data-kind": cls });
@@ -195,7 +214,7 @@ export class Board {
       return;
     }
     if (!step) { head.textContent = "Step"; body.replaceChildren(); return; }
-    const follows = !(this.chosen && this.model.stepAt.has(this.chosen.step));
+    const follows = step === this.model.steps.at(-1);
     const took = step.read === null || step.read === undefined ? "" : `, ${seconds(step.read - step.t)} from its launch to its result`;
     head.textContent = `Step ${step.s}` + (follows ? " (the newest)" : "") + took;
     const out = [html(null, "p", "explain", explain(this.model, step))];
@@ -296,6 +315,8 @@ export class Board {
       g.setAttribute("aria-label", `${plural(node.pages.length, "page")}, ${about}${words ? `: ${words}` : ""}`);
     });
     if (list.length < nodes.length) head.textContent += `, of which ${list.length} are shown`;
+    const nameless = list.filter((node) => !this.wordsOf(node.pages[0], this.seen)).length;
+    if (nameless && !this.model.server.text) body.append(html(null, "p", "soft small", `${plural(nameless, "node")} without text: from other pages, or from before this page was opened. live.text=true shows all texts.`));
   }
   chosenPages() {
     const req = this.chosen && this.chosen.uid !== undefined ? this.seen.requests.get(this.chosen.uid) : null;

@@ -1,6 +1,6 @@
 // The states of earlier steps: copies of the model, and the events after each. Its memory is bounded.
 
-const STEPS_OF_PART = 100, MAX_KEPT_BYTES = 64 << 20, PAGE_BYTES = 16, CACHED_PAGE_BYTES = 64, NOT_OF_A_STATE = new Set(["server", "own", "pace", "lost"]);
+const STEPS_OF_PART = 100, MAX_KEPT_BYTES = 64 << 20, PAGE_BYTES = 16, CACHED_PAGE_BYTES = 64, NOT_OF_A_STATE = new Set(["server", "own", "pace", "lost", "held"]);
 
 export class History {
   constructor(model) { Object.assign(this, { model, parts: [], bytes: 0, last: null }); }

@@ -1,89 +1,12 @@
-// The scheduler's state, rebuilt from the events of a trace: requests, pages, page tables, the tree, steps in flight.
-// It does what minisgl/trace/state.py and tree.py do, and keeps the last steps for the timeline. It draws nothing.
+// The scheduler's state, rebuilt from the events of a trace: requests, pages, page tables, steps in flight.
+// It does what minisgl/trace/state.py does, and keeps the last steps for the timeline. It draws nothing.
+
+import { Tree } from "./tree.js";
 
 export const FREE = -1, RETIRING = -2, CACHE = -3;
 export const KEPT_STEPS = 600;
 const KEPT_REQUESTS = 400, RATE_SECONDS = 5;
 const GRAMMAR_ERROR = "The grammar of the request";
-
-// ---- the tree of cached pages --------------------------------------------------------------------------------
-
-class Node {
-  constructor(parent, pages) {
-    Object.assign(this, { parent, pages, children: [], users: 0, step: 0 });
-  }
-}
-
-export class Tree {
-  constructor() {
-    this.root = new Node(null, []);
-    this.nodeOf = new Map(); // cached page -> its node
-  }
-  static from(list) {
-    const tree = new Tree(), nodes = [];
-    for (const [parent, pages, users, step] of list) {
-      const node = new Node(parent < 0 ? tree.root : nodes[parent], [...pages]);
-      Object.assign(node, { users, step });
-      node.parent.children.push(node);
-      for (const page of pages) tree.nodeOf.set(page, node);
-      nodes.push(node);
-    }
-    return tree;
-  }
-  copy() {
-    const nodes = this.nodes(), index = new Map(nodes.map((node, i) => [node, i]));
-    return Tree.from(nodes.map((node) => [index.get(node.parent) ?? -1, node.pages, node.users, node.step]));
-  }
-  lock(page, step, users = 1) {
-    for (let node = this.endAt(page); node; node = node.parent) {
-      node.users += users;
-      node.step = step;
-    }
-  }
-  insert(prefix, pages, step) {
-    const parent = this.endAt(prefix), node = new Node(parent, [...pages]);
-    node.step = step;
-    parent.children.push(node);
-    for (const page of pages) this.nodeOf.set(page, node);
-  }
-  evict(pages) {
-    const touched = new Set(), gone = new Set(pages);
-    for (const page of pages) {
-      if (this.nodeOf.has(page)) touched.add(this.nodeOf.get(page));
-      this.nodeOf.delete(page);
-    }
-    for (const node of touched) {
-      node.pages = node.pages.filter((page) => !gone.has(page));
-      if (!node.pages.length && node.parent) node.parent.children = node.parent.children.filter((each) => each !== node);
-    }
-  }
-  // Every node but the root: a node before its children, older children first.
-  nodes() {
-    const out = [], visit = (node) => { for (const child of node.children) { out.push(child); visit(child); } };
-    visit(this.root);
-    return out;
-  }
-  path(page) {
-    let node = this.nodeOf.get(page);
-    if (!node) return [];
-    let out = node.pages.slice(0, node.pages.indexOf(page) + 1);
-    for (node = node.parent; node; node = node.parent) out = [...node.pages, ...out];
-    return out;
-  }
-  endAt(page) {
-    const node = page === undefined || page === null ? this.root : this.nodeOf.get(page) || this.root;
-    const at = node.pages.length ? node.pages.indexOf(page) + 1 : 0;
-    if (at === node.pages.length) return node;
-    const upper = new Node(node.parent, node.pages.slice(0, at));
-    Object.assign(upper, { users: node.users, step: node.step });
-    node.parent.children[node.parent.children.indexOf(node)] = upper;
-    upper.children.push(node);
-    node.pages = node.pages.slice(at);
-    node.parent = upper;
-    for (const each of upper.pages) this.nodeOf.set(each, upper);
-    return upper;
-  }
-}
 
 // ---- the state ------------------------------------------------------------------------------------------------
 
@@ -336,6 +259,7 @@ export class Model {
     step.events = this.pending;
     this.pending = [];
     step.waiting = this.waiting();
+    step.retracted = step.events.filter((each) => each.event === "retract").map((each) => each.uid);
     this.steps.push(step);
     this.stepAt.set(step.s, step);
     if (this.steps.length > KEPT_STEPS) this.stepAt.delete(this.steps.shift().s);
@@ -357,10 +281,10 @@ export class Model {
       return {
         uid, kind, start: event.num_computed_tokens[i], count: event.num_scheduled_tokens[i] * rounds, drafts, rounds,
         samples: event.num_sampled_tokens[i], cached: matched.get(uid) || 0, admitted: admitted.has(uid),
-        order: (this.requests.get(uid) || {}).order, tokens: 0, accepted: null, lost: false,
+        order: (this.requests.get(uid) || {}).order, tokens: 0, accepted: null, lost: "",
       };
     });
-    return { s: event.step, t: event.t, read: null, rows, waiting: [], events: [], pool: this.pool };
+    return { s: event.step, t: event.t, read: null, rows, waiting: [], retracted: [], events: [], pool: this.pool };
   }
   on_step(event) { // the result of a step
     const step = this.inFlight.shift();
@@ -371,8 +295,9 @@ export class Model {
     let gained = 0;
     step.rows.forEach((row, i) => {
       const kept = event.kept ? event.kept[i] : 1;
-      if (!kept) { row.lost = row.samples > 0; return; }
-      const req = this.requests.get(row.uid), run = event.runs ? event.runs[i] : [event.tokens[i]];
+      const req = this.requests.get(row.uid);
+      if (!kept) { row.lost = row.samples > 0 ? (req && !req.reason ? "retracted" : "ended") : ""; return; }
+      const run = event.runs ? event.runs[i] : [event.tokens[i]];
       if (!req) return;
       row.tokens = run.length;
       const ends = new Set(); // the places in `run` of tokens that the model sampled itself

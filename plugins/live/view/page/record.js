@@ -1,6 +1,6 @@
 // What the page has seen: it can be saved as a trace, and as one HTML file that replays it.
 
-const MAX_BYTES = 32 << 20, NOT_IN_A_TRACE = new Set(["server", "own", "pace", "lost"]);
+const MAX_BYTES = 32 << 20, NOT_IN_A_TRACE = new Set(["server", "own", "pace", "lost", "held"]);
 
 export class Recording {
   constructor() { this.lines = []; this.bytes = 0; this.full = false; }
@@ -26,7 +26,7 @@ export class Recording {
 export async function savePage(recording, transcript) {
   if (recording.lines.length < 2) return "Nothing has happened yet: there is nothing to save.";
   const get = async (name) => (await fetch(`live/page/${name}`)).text();
-  const [css, ...scripts] = await Promise.all(["live.css", "model.js", "history.js", "words.js", "draw.js", "replay.js"].map(get));
+  const [css, ...scripts] = await Promise.all(["live.css", "tree.js", "model.js", "history.js", "words.js", "draw.js", "replay.js"].map(get));
   const script = scripts.map((each) => each.replace(/^import .*\n/gm, "").replace(/^export /gm, "")).join("\n");
   const data = JSON.stringify({ lines: recording.lines, transcript }).replace(/</g, "\\u003c");
   // Only the files of this package are put in as they are. The data are JSON without "<".

@@ -3,25 +3,30 @@
 import { Board, html } from "./draw.js";
 import { plural } from "./words.js";
 
-const CHOICES = [["scheduler", ["prefill_first", "mixed", "decode_first", "static"]], ["cache", ["radix", "naive"]], ["overlap", ["true", "false"]]];
-const NUMBERS = [["num_pages", "Pages in the pool"], ["page_size", "Page size"], ["max_prefill_tokens", "Prompt tokens a step"], ["max_running_requests", "Running requests"]];
-const NAMES = { scheduler: "Policy", cache: "Prefix cache", overlap: "Overlap" };
+const CHOICES = [
+  ["scheduler", "Policy", [["prefill_first", "new prompts before next tokens"], ["mixed", "both in each step"], ["decode_first", "next tokens before new prompts"], ["static", "a new batch only after all have ended"]]],
+  ["cache", "Prefix cache", [["radix", "a tree of prefixes"], ["naive", "none"]]],
+  ["overlap", "Overlap", [["true", "the host prepares the next step meanwhile"], ["false", "the device waits for the host"]]],
+];
+const NUMBERS = [["num_pages", "Pages in the pool", "all the memory for KV"], ["page_size", "Page size", "tokens a page holds; the cache keeps whole pages"],
+                 ["max_prefill_tokens", "Prompt tokens a step", "longer prompts are computed in pieces"], ["max_running_requests", "Running requests", "the others wait"]];
+const RETRACTED = "Retracted: a running request needs a page, and none is free. The youngest request gives its pages back and waits. When it is admitted again, it computes its tokens anew.";
 
 export class WhatIf {
   constructor(root, server, model) {
     Object.assign(this, { root, server, model, fields: new Map(), at: undefined });
     html(root, "p", "soft", "The simulated engine repeats what this server has done since the page was opened, up to a step. Then it goes on with the options that you choose, and with the same tokens.");
     const form = (this.form = html(root, "form")), fields = html(form, "div", "fields");
-    const field = (name, label, e) => { const box = html(fields, "label", "", label + " "); box.append(e); e.name = name; this.fields.set(name, e); };
+    const field = (name, label, e, hint) => { const box = html(fields, "label", "", label + " "); box.append(e); e.name = name; this.fields.set(name, e); if (hint) html(box, "small", "hint", hint); };
     const number = () => { const e = document.createElement("input"); Object.assign(e, { type: "number", min: 1, step: 1 }); return e; };
     field("at", "From step", Object.assign(number(), { min: 0 }));
-    for (const [name, values] of CHOICES) {
+    for (const [name, label, values] of CHOICES) {
       const e = document.createElement("select");
       html(e, "option", "", "as it is").value = "";
-      for (const value of values) html(e, "option", "", value).value = value;
-      field(name, NAMES[name], e);
+      for (const [value, about] of values) html(e, "option", "", `${value}: ${about}`).value = value;
+      field(name, label, e);
     }
-    for (const [name, label] of NUMBERS) field(name, label, number());
+    for (const [name, label, hint] of NUMBERS) field(name, label, number(), hint);
     this.go = html(form, "button", "", "Go on");
     this.words = html(root, "p");
     this.words.setAttribute("role", "status");
@@ -66,18 +71,27 @@ export class WhatIf {
   show(found) {
     this.say(found.notes.join(" "), found.misses !== null);
     const other = found.overrides.join(" ") || "the same options", table = html(this.out, "table"), head = html(table, "tr");
-    for (const words of [`From step ${found.at} on`, "As it was", other]) html(head, "th", "", words).scope = "col";
-    for (const [name, was, would] of found.rows) {
+    for (const words of [`From step ${found.at} on`, "As it was", other, "Measured"]) html(head, "th", "", words).scope = "col";
+    for (const [name, was, would, measured] of found.rows) {
       const row = html(table, "tr", was === would ? "" : "differs");
       html(row, "th", "", name).scope = "row";
       html(row, "td", "", was);
       html(row, "td", "", would);
+      html(row, "td", "soft", measured);
     }
-    const sides = html(this.out, "div", "sides"), first = found.first ?? found.at, boards = [];
-    const choose = (step) => { for (const board of boards) board.look(step); };
+    const [first, retraction] = [found.first ?? found.at, found.retraction], isRetraction = retraction && found.counts.was.retractions !== found.counts.would.retractions;
+    if (isRetraction) html(this.out, "p", "", `With ${other}, request ${retraction.uid} is the first to be retracted, before step ${retraction.s} (red cross). ${RETRACTED}`);
+    const bar = html(this.out, "div", "group moves"), sides = html(this.out, "div", "sides"), boards = [], known = new Set([...found.was, ...found.would].map((step) => step.s));
+    let now = first;
+    const choose = (step) => { if (known.has(step)) { now = step; for (const board of boards) board.look(step); } };
+    const to = (label, where) => { const e = html(bar, "button", "", label); e.type = "button"; e.addEventListener("click", () => choose(where())); };
+    to("◀ Earlier", () => Math.max(now - 5, Math.min(...known)));
+    to("Later ▶", () => Math.min(now + 5, Math.max(...known)));
+    if (found.first !== null) to("First difference", () => first);
+    if (retraction) to("First retraction", () => retraction.s);
     for (const [title, steps] of [["As it was", found.was], [other, found.would]]) boards.push(new Side(sides, title, steps, choose));
-    choose(first);
-    if (found.first !== null) html(this.out, "p", "soft", `The framed column, step ${first}, is the first that differs. Click a column to look at the same step of both.`);
+    choose(isRetraction ? retraction.s : first);
+    if (found.first !== null) html(this.out, "p", "soft", `Step ${first} is the first that differs. Click a column to look at the same step of both.`);
   }
 }
 
@@ -86,7 +100,7 @@ class Side {
   constructor(parent, title, steps, choose) {
     const box = html(parent, "section", "panel timeline");
     this.board = Object.assign(Object.create(Board.prototype), {
-      model: { steps, stepAt: new Map(steps.map((step) => [step.s, step])) }, chosen: null, select: (what) => choose(what.step),
+      model: { steps, stepAt: new Map(steps.map((step) => [step.s, step])) }, chosen: null, mark: null, select: (what) => choose(what.step),
       panels: { timeline: { head: html(box, "h2", "", title), body: html(box, "div", "body") } },
     });
     this.title = title;
@@ -101,6 +115,8 @@ class Side {
     const prompts = step.rows.filter((row) => row.kind === "prefill"), tokens = prompts.reduce((sum, row) => sum + row.count, 0);
     const parts = [plural(step.rows.length, "row")];
     if (prompts.length) parts.push(`${plural(tokens, "prompt token")} of ${plural(prompts.length, "request")}`);
+    const told = step.retracted || [];
+    if (told.length) parts.push(`${told.map((uid) => `request ${uid}`).join(", ")} retracted before it, for lack of a free page`);
     if (step.waiting.length) parts.push(`${plural(step.waiting.length, "request")} waiting`);
     this.words.textContent = `Step ${number}: ${parts.join(", ")}.`;
   }

@@ -17,19 +17,47 @@ export function explain(model, step) {
     parts.push(`request ${row.uid} computed ${row.cached || row.start ? "only " : ""}${plural(row.count, "prompt token")}${row.start && !cached ? ` from position ${row.start} on` : ""}${cached}`);
   }
   if (prefill.length > 3) parts.push(`${plural(prefill.length - 3, "more prompt")} computed`);
-  const lost = step.rows.filter((row) => row.lost).map((row) => row.uid);
-  const retracted = step.events.filter((each) => each.event === "retract").map((each) => each.uid);
   const evicted = step.events.filter((each) => each.event === "evict").reduce((sum, each) => sum + each.pages.length, 0);
   let text = `In step ${step.s}, ${list(parts)}`;
-  if (lost.length) {
-    const ended = lost.every((uid) => (model.requests.get(uid) || {}).reason) ? "had ended" : "had ended or left the batch";
-    text += lost.length === 1 ? `; the token of request ${lost[0]} is` : `; ${lost.length} tokens are`;
-    text += ` discarded: this step was launched before the engine knew that the request${lost.length === 1 ? "" : "s"} ${ended}`;
+  for (const [reason, because] of [["ended", "the step was launched before the engine had read the token that ended it"],
+                                   ["retracted", `it was retracted in step ${step.s + 1}, before this result was read, and computes it again later`]]) {
+    const lost = step.rows.filter((row) => row.lost === reason).map((row) => row.uid);
+    if (lost.length === 1) text += `; the token of request ${lost[0]} is discarded: ${because}`;
+    else if (lost.length) text += `; the tokens of ${list(lost.slice(0, 4).map((uid) => `request ${uid}`))}${lost.length > 4 ? " and others" : ""} are discarded: ${because.replace(" it was", " they were").replace("ended it", "ended them").replace("computes it", "compute them")}`;
   }
-  if (retracted.length) text += `; ${retracted.length === 1 ? `request ${retracted[0]}` : `${retracted.length} requests`} had to give the pages back and wait again, because the pool was full`;
+  const { retracted } = step;
+  if (retracted.length) text += `; ${list(retracted.slice(0, 4).map((uid) => `request ${uid}`))} ${retracted.length === 1 ? "was" : "were"} retracted before it: the pool had no free page, so ${retracted.length === 1 ? "it gave its pages back and waits" : "they gave their pages back and wait"} again`;
   if (evicted) text += `; the cache gave up ${plural(evicted, "old page")} to make room`;
   if (step.waiting.length) text += `; ${step.waiting.length === 1 ? `request ${step.waiting[0]} waits` : `${step.waiting.length} requests wait`} ${why(model, step)}`;
   return text + ".";
+}
+
+// Why a prompt of this many tokens found this many in the cache, in a few words; "" if there is nothing to explain.
+export function whyCached(prompt, hit, size) {
+  if (hit) return hit < prompt ? `only whole pages of ${size} tokens are kept` : "";
+  if (prompt <= size) return `only whole pages of ${size} tokens are kept, and before its last token, this prompt fills none`;
+  return `no earlier text began with the same ${size} tokens, which are one page`;
+}
+
+// What became of the guide's requests, in words. `first` are requests of the model that read something for the first time.
+export function guideFirst(req, size) {
+  const [first, last] = [req.chunks.length ? req.chunks[0][2] : undefined, req.made.at(-1)];
+  if (first === undefined) return "";
+  const head = req.hit ? `${req.hit} of its ${req.prompt} tokens were still in the cache from an earlier chat (green), so step ${first} computed the other ${req.prompt - req.hit}.`
+    : `Step ${first} computed all ${req.prompt} tokens of the prompt (orange).`;
+  return `${head} Steps ${req.made[1] ?? last} to ${last} computed one token of the answer each (blue).` + (Math.floor((req.prompt + req.output - 1) / size) ? " The tree holds its whole pages." : "");
+}
+export function guideClass(first, cached, prompt) {
+  const was = first.filter((req) => req.hit > 0).length, share = `${cached.toLocaleString("en")} of the ${prompt.toLocaleString("en")} prompt tokens came from the cache.`;
+  if (!was) return `The first two readers computed their handbooks; ${share}`;
+  return `Both handbooks were still in the cache from the last time, so their first readers computed only the questions (green): ${share}`.replace("Both handbooks were", was < 2 ? "One handbook was" : "Both handbooks were");
+}
+
+// What a simulation without a cache found: counts first, which are exact, then the estimated times.
+export function guideWhatIf({ counts, rows }) {
+  const number = (n) => n.toLocaleString("en"), time = rows.find(([name]) => name.startsWith("time to first token"));
+  return `With the cache, ${number(counts.was.computed)} prompt tokens were computed, and ${number(counts.was.cached)} came from it. Without one, ${number(counts.would.computed)} would be computed. ` +
+    `The estimated median time to the first token is about ${time[1]} ms with the cache, and about ${time[2]} ms without it.`;
 }
 
 // What the waiting requests of a step wait for.

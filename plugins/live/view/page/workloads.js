@@ -8,19 +8,20 @@ const SENTENCES = {
 };
 const QUESTIONS = ["What comes first?", "What is dangerous?", "Say it in five words.", "What do I need?", "Why?", "What did I forget?", "Is there a rule?", "What would a teacher say?"];
 const MAX_REQUESTS = 128, SMALL_POOL_REQUESTS = 12;
-const handbook = (kind, times) => `The ${kind} handbook. ${SENTENCES[kind].repeat(times)}`;
+const handbook = (kind, times, edition = "") => `The ${kind} handbook${edition}. ${SENTENCES[kind].repeat(times)}`;
 const chat = (system, question) => [...(system ? [{ role: "system", content: system }] : []), { role: "user", content: question }];
-const student = (i, times) => chat(handbook(i % 2 ? "sailing" : "cooking", times), QUESTIONS[(i >> 1) % QUESTIONS.length]);
+const student = (i, times, edition) => chat(handbook(i % 2 ? "sailing" : "cooking", times, edition), QUESTIONS[(i >> 1) % QUESTIONS.length]);
 const range = (from, to, make) => Array.from({ length: to - from }, (_, i) => make(from + i));
 
 // Return {bursts: [{after, chats or prompts, …}], words, smallPool}. A burst waits for `after` tokens of the first one. With `smallPool`, the pool of this server is too large
 // to be filled from a page: the bursts run, and then the simulated engine repeats them with a pool of that many pages.
-export function workload(name, spec) {
+// `edition` makes the handbooks new ones.
+export function workload(name, spec, edition = "") {
   const size = spec.page_size, room = Math.min(spec.max_seq_len || 1024, spec.num_pages * size), times = Math.max(1, Math.min(8, Math.floor(room / 160)));
   const more = { temperature: 0.8, seed: 1 };
   if (name === "class")
-    return { bursts: [{ chats: range(0, 2, (i) => student(i, times)), max_tokens: 40, ...more }, { after: 2, chats: range(2, 16, (i) => student(i, times)), max_tokens: 40, ...more }],
-      words: "Sixteen students ask about two handbooks. The first two are computed (orange). The others begin with the same handbooks, so they find them in the cache (green), and all use the same pages: the tree has each handbook once, with its users." };
+    return { bursts: [{ chats: range(0, 2, (i) => student(i, times, edition)), max_tokens: 40, ...more }, { after: 2, chats: range(2, 16, (i) => student(i, times, edition)), max_tokens: 40, ...more }],
+      words: "Sixteen students ask about two handbooks. The first reader of a handbook computes it (orange), unless the cache still has it. The others begin with the same handbook, so they find it in the cache (green), and all use the same pages: the tree has each handbook once, with its users." };
   if (name === "long")
     return { bursts: [{ chats: range(0, 6, (i) => chat("", QUESTIONS[i])), max_tokens: 80, ignore_eos: true, ...more },
                       { after: 60, chats: [chat(`${Date.now() % 9973} ${handbook("cooking", Math.max(2, Math.floor(room / 60)))}`.slice(0, 1.2 * Math.min(room, 8192)), "What comes first?")], max_tokens: 20 }],
@@ -29,7 +30,7 @@ export function workload(name, spec) {
   const long = (count, tokens) => ({ prompts: range(0, count, (i) => `${i} ${QUESTIONS[i % QUESTIONS.length]}`), max_tokens: tokens, ignore_eos: true, ...more });
   if (needed <= Math.min(MAX_REQUESTS, spec.max_queued || MAX_REQUESTS))
     return { bursts: [long(needed, Math.max(1, each - 32))],
-      words: "More requests than the pool can hold. Watch the page map fill, and the queue: a request that gets no page is retracted, and waits again." };
+      words: "More requests than the pool can hold. Watch the page map fill, and the queue. If a running request needs a page and none is free, the youngest request is retracted: it gives its pages back, waits again, and later computes its tokens anew. A red cross in the timeline marks that." };
   const tokens = Math.max(8, Math.min(200, each - 32)), smallPool = Math.ceil((0.4 * SMALL_POOL_REQUESTS * (tokens + 16)) / size);
   return { bursts: [long(SMALL_POOL_REQUESTS, tokens)], smallPool,
     words: `The pool of this server holds ${(spec.num_pages * size).toLocaleString("en")} tokens, more than a page can fill. ` };
