@@ -1,8 +1,8 @@
 """A model of how long steps take, fitted to a recorded run, for `minisgl.trace.what_if`.
 
-A step takes a fixed time, a time for each prompt token that it computes, and a time for each row. The fit has the
-smallest sum of absolute errors, as a median has, so a few slow steps of a busy machine hardly change it. No part is
-negative, and cached tokens are in no part: they can't make a step slower.
+A step takes a fixed time, a second one if it computes prompt tokens, a time for each of these, and a time for each row.
+The fit has the smallest sum of absolute errors, as a median has, so a few slow steps of a busy machine hardly change
+it. No part is negative, and cached tokens are in no part: they can't make a step slower.
 
 On a CUDA device, a step is computed after its launch, while the host goes on. On a CPU it is computed within its
 launch: there, overlap hides nothing. If the record does not name its device, two launches in a row say which of both it
@@ -30,7 +30,9 @@ ITERATIONS = 30
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds: of each step, for each prompt token and each row, and of the host between two steps.
+    """Seconds: of each step, for each prompt token and each row, of each step with prompt tokens, and of the host.
+
+    ``host`` is its time between two steps.
 
     ``synchronous``: a step is computed within its launch, as on a CPU.
     """
@@ -38,18 +40,21 @@ class StepTimes:
     fixed: float
     per_prompt_token: float
     per_row: float
+    prefill: float
     host: float
     synchronous: bool
 
     def of(self, step: Step) -> float:
         """Return the seconds that the engine takes for a step."""
         prompt = int(step.num_scheduled_tokens[step.num_continuing :].sum())
-        return self.fixed + self.per_prompt_token * prompt + self.per_row * step.rows
+        fixed = self.fixed + (self.prefill if prompt else 0.0)
+        return fixed + self.per_prompt_token * prompt + self.per_row * step.rows
 
     def __str__(self) -> str:
         return (
-            f"a step takes {1000 * self.fixed:.2g} ms, {1000 * self.per_prompt_token:.2g} ms for each prompt token and "
-            f"{1000 * self.per_row:.2g} ms for each row; the host takes {1000 * self.host:.2g} ms between steps"
+            f"a step takes {1000 * self.fixed:.2g} ms, {1000 * self.prefill:.2g} ms more if it has prompt tokens, "
+            f"{1000 * self.per_prompt_token:.2g} ms for each of these and {1000 * self.per_row:.2g} ms for each row; "
+            f"the host takes {1000 * self.host:.2g} ms between steps"
         )
 
 
@@ -65,8 +70,8 @@ def fit(trace: Trace, held: Collection[int] = ()) -> StepTimes:
     device = trace.header.options.get("device")
     synchronous = device == "cpu" or (device != "cuda" and _second_launch_waits(timed, host))
     seconds = _within_launches(timed, host) if synchronous else _after_launches(timed, held)
-    fixed, per_prompt_token, per_row = _fit(batches, seconds).tolist()
-    return StepTimes(fixed, per_prompt_token, per_row, host, synchronous)
+    fixed, per_prompt_token, per_row, prefill = _fit(batches, seconds).tolist()
+    return StepTimes(fixed, per_prompt_token, per_row, prefill, host, synchronous)
 
 
 def _second_launch_waits(timed: list[ev.Batch | ev.Done], host: float) -> bool:
@@ -104,13 +109,13 @@ def _after_launches(timed: list[ev.Batch | ev.Done], held: Collection[int]) -> d
 
 
 def _fit(batches: dict[int, ev.Batch], seconds: dict[int, float]) -> F64:
-    """Return the seconds of each step, for each prompt token, and for each row, all of them ≥ 0."""
+    """Return the seconds of each step, for each prompt token and row, and of a step with prompt tokens: all ≥ 0."""
     if not seconds:
-        return np.zeros(3)
+        return np.zeros(4)
     rows = np.array([_features(batches[step]) for step in seconds])
     times = np.array(list(seconds.values()))
     near = max(1e-3 * float(np.median(times)), 1e-9)
-    weights, best = np.ones(len(times)), np.zeros(3)
+    weights, best = np.ones(len(times)), np.zeros(4)
     for _ in range(ITERATIONS):  # least squares, in which far points count less and less: the smallest absolute errors
         best = _least_squares(rows, times, weights)
         weights = 1.0 / np.maximum(np.abs(rows @ best - times), near)
@@ -121,10 +126,10 @@ def _least_squares(rows: F64, times: F64, weights: F64) -> F64:
     """Return the weights of the features that are not negative and have the smallest weighted squared error."""
     root = np.sqrt(weights)
     a, b = rows * root[:, None], times * root
-    best, error = np.zeros(3), float(b @ b)
-    for count in (1, 2, 3):
-        for chosen in combinations(range(3), count):
-            found = np.zeros(3)
+    best, error = np.zeros(4), float(b @ b)
+    for count in (1, 2, 3, 4):  # of equally good fits, the one with fewer parts, and with the earlier ones
+        for chosen in combinations(range(4), count):
+            found = np.zeros(4)
             found[list(chosen)] = np.linalg.lstsq(a[:, chosen], b, rcond=None)[0]
             left = float(((a @ found - b) ** 2).sum())
             if (found >= 0.0).all() and left < error * (1.0 - 1e-12):
@@ -132,9 +137,9 @@ def _least_squares(rows: F64, times: F64, weights: F64) -> F64:
     return best
 
 
-def _features(batch: ev.Batch) -> tuple[float, float, float]:
+def _features(batch: ev.Batch) -> tuple[float, float, float, float]:
     prompt = sum(batch.num_scheduled_tokens[batch.num_decode :])
-    return 1.0, float(prompt), float(len(batch.uids))
+    return 1.0, float(prompt), float(len(batch.uids)), float(prompt > 0)
 
 
 def _median(values: list[float]) -> float:
