@@ -6,9 +6,9 @@ This module knows shapes, dtype and layout. The owner of each page is known to t
 from __future__ import annotations
 
 import math
+import mmap
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 import torch
 
 if TYPE_CHECKING:
@@ -77,8 +77,10 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     """Return a tensor of zeros; on a CPU, without writing to its memory.
 
     The operating system provides zeroed memory at the first access, so a large pool on a CPU costs neither time nor
-    memory until it is used. ``torch.zeros`` would write all of it.
+    memory until it is used. ``torch.zeros`` would write all of it, and ``numpy.zeros`` asks for huge pages: then the
+    first token takes 2 MiB in the keys and in the values of each layer.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -77,8 +77,7 @@ def resolve_model(name: str) -> Path:
 def _finders() -> PluginManager:
     """Return a manager with the plugins that find models. A process resolves its model several times."""
     manager = PluginManager.load(light=True)
-    for kind in ("sources", "quantization"):
-        manager.load_all(kind)
+    manager.load_all("sources")
     return manager
 
 

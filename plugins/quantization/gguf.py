@@ -1,4 +1,4 @@
-"""``model=FILE.gguf``: a model in the single file that llama.cpp uses. Or the directory that holds one such file.
+"""``quantization=gguf``: weights in the single file that llama.cpp uses.
 
 `.ggml.header` reads the file's metadata, `.ggml.config` and `.ggml.vocabulary` turn it into the files of a Hugging Face
 checkpoint, and `.ggml.view` writes these into a cache directory, once for each file. So the rest of minisgl reads a
@@ -10,10 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from minisgl.config import ConfigError
 from minisgl.hooks import hookimpl
 
 if TYPE_CHECKING:
@@ -44,25 +42,3 @@ class GgufQuantization:
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
     """Register the options of this plugin."""
     yield "quantization", "gguf", GgufQuantization
-
-
-@hookimpl
-def minisgl_find_model(name: str) -> Path | None:
-    """Return the view of a GGUF file, or of the only one in a directory without config.json."""
-    path = Path(name).expanduser()
-    if path.is_dir():
-        files = sorted(path.glob("*.gguf"))
-        if not files or (path / "config.json").is_file():
-            return None
-        if len(files) > 1:
-            raise ConfigError(
-                f"model={name}: the directory has {len(files)} GGUF files. Name one of them: model={files[0]}"
-            )
-        path = files[0]
-    if path.suffix.lower() != ".gguf":
-        return None
-    if not path.is_file():
-        raise ConfigError(f"model={name}: there is no such file.")
-    from minisgl.plugins.quantization.ggml.view import view_of
-
-    return view_of(path.resolve())

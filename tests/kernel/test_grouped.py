@@ -29,7 +29,7 @@ def random_weight(form: Form, outputs: int, columns: int, seed: int = 0) -> Grou
     integers[0] = 128  # the least value, with 8 bits
     scales = torch.randn(outputs, blocks, 32 // form.group, generator=generator) / 100
     mins = torch.randn(outputs, blocks, generator=generator) if form.mins else None
-    return pack(form, integers, scales, mins)
+    return pack(form, outputs, columns, [(integers, scales, mins)])
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import psutil
 import pytest
 import torch
 
@@ -49,3 +50,12 @@ def test_store_converts_the_dtype() -> None:
 def test_sizes() -> None:
     pool = KVPool(3, 7, 16, 2, 8, torch.bfloat16, CPU)
     assert pool.nbytes == 7 * KVPool.page_bytes(3, 16, 2, 8, torch.bfloat16) == 7 * 2 * 3 * 16 * 2 * 8 * 2
+
+
+def test_a_token_takes_its_own_memory() -> None:
+    """The first token of a large pool commits a memory page or two in each layer, not 2 MiB in each."""
+    pool, k = KVPool(32, 1024, 16, 2, 64, torch.float32, CPU), torch.ones(1, 2, 64)
+    before = psutil.Process().memory_info().rss
+    for layer in range(32):
+        pool.store(layer, k, k, torch.tensor([16]))
+    assert psutil.Process().memory_info().rss - before < 16 << 20

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import huggingface_hub
+import huggingface_hub.constants
 import pytest
 
 from minisgl.config import ConfigError
@@ -109,7 +109,9 @@ def test_tutor_ships() -> None:
     assert (weights_dir("tutor") / "model.safetensors").is_file()
 
 
-def test_resolve_imports_no_torch() -> None:
-    code = "import sys; from minisgl.models.resolve import resolve_model; resolve_model('qwen3-8b'); "
-    code += "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+@pytest.mark.parametrize("name", ["qwen3-8b", str(weights_dir("tutor"))])
+def test_resolve_imports_no_torch(name: str) -> None:
+    """Neither for a shipped model nor for a path, for which the plugins that find models are imported."""
+    code = f"import sys; from minisgl.models.resolve import resolve_model; resolve_model({name!r}); "
+    code += "sys.exit('torch._C' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0

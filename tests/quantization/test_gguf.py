@@ -12,9 +12,11 @@ import pytest
 import torch
 
 from minisgl.config import ConfigError
+from minisgl.layers.weight_shards import WeightShard
 from minisgl.llm import LLM
 from minisgl.models.resolve import resolve_model
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.quantization.ggml.checkpoint import GgufCheckpoint
 from minisgl.plugins.quantization.ggml.header import BLOCKS
 from minisgl.plugins.quantization.ggml.types import dequantize
 from minisgl.sampling_params import SamplingParams
@@ -244,6 +246,23 @@ def test_weights_stay_quantised(case: str, tmp_path: Path, manager: PluginManage
         manager,
     ):
         assert (rank - want).norm() < error * want.norm()
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").is_file(), reason="memory: no /proc/self/smaps, which Linux has")
+@pytest.mark.parametrize("quantised", [True, False])
+def test_the_file_is_not_in_memory_beside_its_copy(quantised: bool, tmp_path: Path) -> None:
+    """After a tensor is read, at most its first page of the mapped file, which may have others' bytes too, is kept."""
+    checkpoint = tiny_checkpoint("llama", tmp_path / "c", hidden_size=256, intermediate_size=2048)
+    file = tiny_gguf(checkpoint, tmp_path / "m.gguf", "Q8_0")
+    with GgufCheckpoint(file) as source:
+        name, shape = "model.layers.0.mlp.gate_proj.weight", (2048, 256)
+        shard = WeightShard.whole(name, torch.empty(shape, device="meta" if quantised else "cpu"))
+        if quantised:
+            source.grouped(shard)
+        else:
+            source.fill(shard)
+        mapped = Path("/proc/self/smaps").read_text().split(f" {file}\n")[1]
+        assert int(re.search(r"^Rss: +(\d+) kB", mapped, re.M)[1]) <= 128  # type: ignore[index]
 
 
 @pytest.mark.parametrize(("quantize", "error"), [("int8", 0.05), ("int4", 0.4)])

@@ -10,6 +10,7 @@ integers. `grouped_linear_torch` is the reference, and `minisgl.plugins.kernels.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,7 +20,18 @@ from torch import Tensor
 from minisgl.plugins.kernels.ops import huge_pages
 from minisgl.plugins.kernels.ops.cpp import grouped as cpp
 
-__all__ = ["Form", "GroupedWeight", "dequantize", "grouped_linear", "grouped_linear_torch", "join", "pack", "quantize"]
+__all__ = [
+    "Form",
+    "GroupedWeight",
+    "Parts",
+    "dequantize",
+    "grouped_linear",
+    "grouped_linear_torch",
+    "join",
+    "pack",
+    "quantize",
+    "row_slices",
+]
 
 BLOCK = 32
 """Columns of a block of x, and of a block of a panel."""
@@ -58,29 +70,39 @@ class GroupedWeight:
     panels: Tensor
 
 
-def pack(form: Form, integers: Tensor, scales: Tensor, mins: Tensor | None = None) -> GroupedWeight:
-    """Return the weight of ``integers`` [outputs, blocks, bytes], uint8, and scales [outputs, blocks, groups].
+Parts = tuple[Tensor, Tensor, Tensor | None]
+"""Some rows of a matrix: integers [rows, blocks, bytes], uint8, scales [rows, blocks, groups], mins [rows, blocks].
 
-    With 8 bits, a block's bytes are its 32 columns. With 4 bits, byte i has column i in its lower half and column
-    16 + i in its upper half. ``mins`` are [outputs, blocks]. Scales and mins are rounded to float16.
+With 8 bits, a block's bytes are its 32 columns. With 4 bits, byte i has column i in its lower half and column 16 + i in
+its upper half. Scales and mins are rounded to float16.
+"""
+
+
+def row_slices(begin: int, end: int, columns: int) -> Iterator[slice]:
+    """Divide rows into slices for `pack`, of about `_CHUNK` numbers and of whole panels."""
+    step = max(1, _CHUNK // (OUTPUTS * columns)) * OUTPUTS
+    for start in range(begin, end, step):
+        yield slice(start, min(start + step, end))
+
+
+def pack(form: Form, outputs: int, columns: int, rows: Iterable[Parts]) -> GroupedWeight:
+    """Return the weight [outputs, columns] whose rows are all ``rows`` one after another: those of `row_slices`.
+
+    They are read one by one, so that only some of them need to be in memory at a time.
     """
-    outputs, blocks, size = integers.shape
-    count = -(-outputs // OUTPUTS)
+    count, blocks, groups, size = -(-outputs // OUTPUTS), columns // BLOCK, BLOCK // form.group, BLOCK * form.bits // 8
     panels = huge_pages.empty((count, blocks, form.block_bytes), torch.uint8, torch.device("cpu"))
-    values = size * OUTPUTS
+    values, begin = size * OUTPUTS, 0
     halves = panels[:, :, values:].view(torch.float16).view(count, blocks, -1, OUTPUTS)
-    step = max(1, _CHUNK // (OUTPUTS * blocks * size)) * OUTPUTS
-    for begin in range(0, outputs, step):
-        end = min(begin + step, outputs)
-        rows = slice(begin // OUTPUTS, -(-end // OUTPUTS))
-        to = panels[rows, :, :values].view(-1, blocks, size // 4, OUTPUTS, 4)
-        to.copy_(_in_panels(integers[begin:end]).view(-1, OUTPUTS, blocks, size // 4, 4).permute(0, 2, 3, 1, 4))
-        to_halves = halves[rows]
-        groups = BLOCK // form.group
-        to_halves[:, :, :groups] = _in_panels(scales[begin:end]).view(-1, OUTPUTS, blocks, groups).permute(0, 2, 3, 1)
+    for integers, scales, mins in rows:
+        part = slice(begin, begin + -(-len(integers) // OUTPUTS))
+        to = panels[part, :, :values].view(-1, blocks, size // 4, OUTPUTS, 4)
+        to.copy_(_in_panels(integers).view(-1, OUTPUTS, blocks, size // 4, 4).permute(0, 2, 3, 1, 4))
+        to_halves, begin = halves[part], part.stop
+        to_halves[:, :, :groups] = _in_panels(scales).view(-1, OUTPUTS, blocks, groups).permute(0, 2, 3, 1)
         if mins is not None:
-            to_halves[:, :, groups] = _in_panels(mins[begin:end]).view(-1, OUTPUTS, blocks).permute(0, 2, 1)
-    return GroupedWeight(form, outputs, blocks * BLOCK, panels)
+            to_halves[:, :, groups] = _in_panels(mins).view(-1, OUTPUTS, blocks).permute(0, 2, 1)
+    return GroupedWeight(form, outputs, columns, panels)
 
 
 def _in_panels(rows: Tensor) -> Tensor:
@@ -110,20 +132,19 @@ def quantize(weight: Tensor, bits: int) -> GroupedWeight:
 
     The number with the largest absolute value of a group becomes ±127, or with 4 bits -8.
     """
-    form = Form(bits)
-    integers, scales = [], []
-    for rows in weight.split(max(1, _CHUNK // weight.shape[1])):
+
+    def quantized(rows: Tensor) -> Parts:
         groups = rows.float().view(len(rows), -1, BLOCK)
         largest = groups.gather(2, groups.abs().argmax(2, keepdim=True))
         scale = largest.abs() / 127 if bits == 8 else largest / -8
         q = groups * torch.where(scale == 0, 0, 1 / scale)
         if bits == 8:
-            integers.append(q.round().to(torch.int8).view(torch.uint8))
-        else:
-            low, high = (q + 8.5).clamp(0, 15).to(torch.uint8).chunk(2, dim=2)
-            integers.append(low | (high << 4))
-        scales.append(scale)
-    return pack(form, torch.cat(integers), torch.cat(scales))
+            return q.round().to(torch.int8).view(torch.uint8), scale, None
+        low, high = (q + 8.5).clamp(0, 15).to(torch.uint8).chunk(2, dim=2)
+        return low | (high << 4), scale, None
+
+    slices = row_slices(0, *weight.shape)
+    return pack(Form(bits), *weight.shape, (quantized(weight[rows]) for rows in slices))
 
 
 def stored(weight: GroupedWeight, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from minisgl.config import ConfigError
 from minisgl.layers.weight_shards import WeightShard
 from minisgl.models.weights import Checkpoint
-from minisgl.plugins.kernels.ops.grouped import GroupedWeight
+from minisgl.plugins.kernels.ops.grouped import GroupedWeight, row_slices
 from minisgl.plugins.quantization.ggml.config import GgufTensor, tensors_of
 from minisgl.plugins.quantization.ggml.header import read_header
 from minisgl.plugins.quantization.ggml.integers import FORMS, grouped
@@ -20,12 +21,9 @@ from minisgl.plugins.quantization.ggml.types import dequantize
 
 __all__ = ["GgufCheckpoint"]
 
-_CHUNK = 1 << 23
-"""The most numbers that are dequantised at once."""
-
 
 class GgufCheckpoint(Checkpoint):
-    """A GGUF file, which is mapped into memory: its pages are read when a slice is filled.
+    """A GGUF file, which is mapped into memory. Its pages are read when a slice is filled, and then released.
 
     Raises `ConfigError` if the file can't be read.
     """
@@ -35,15 +33,16 @@ class GgufCheckpoint(Checkpoint):
         self.beside = {}
         self._tensors = tensors_of(read_header(file))
         try:
-            self._data = torch.from_numpy(np.memmap(file, np.uint8, "c"))  # "c": torch wants memory that it may write
+            mapped = np.memmap(file, np.uint8, "c")  # "c": torch wants memory that it may write
         except OSError as error:
             raise ConfigError(f"{file} can't be read: {error.strerror}.") from None
+        self._data, self._mapping = torch.from_numpy(mapped), mapped.base
 
     def __enter__(self) -> GgufCheckpoint:
         return self
 
     def __exit__(self, *error: object) -> None:
-        del self._data
+        del self._data, self._mapping
 
     @property
     def names(self) -> frozenset[str]:
@@ -90,9 +89,9 @@ class GgufCheckpoint(Checkpoint):
         tensor = self.find(shard.name, shard.shape)
         block, (rows, columns) = tensor.stored.block, shard.index
         begin, end = (at // block.elements * block.size for at in (columns.start, columns.stop))
-        data = self.rows(tensor, rows.start, rows.stop)[:, begin:end]
+        shape = rows.stop - rows.start, columns.stop - columns.start
         try:
-            return grouped(block.name, data, columns.stop - columns.start)
+            return grouped(block.name, *shape, (data[:, begin:end] for _, data in self._slices(tensor, rows)))
         except ValueError as error:
             raise ConfigError(
                 f"{self.path}: the tensor {tensor.stored.name} can't stay quantised: {error}. Use quantization=gguf "
@@ -110,16 +109,21 @@ class GgufCheckpoint(Checkpoint):
             shard.target.copy_(values[shard.index[0]])
             return
         rows, columns = shard.index
-        for begin, end in _chunks(rows.start, rows.stop, tensor.shape[1]):
-            values = dequantize(block, self.rows(tensor, begin, end).contiguous(), tensor.shape[1])
-            shard.target[begin - rows.start : end - rows.start].copy_(values[:, columns])
+        for part, data in self._slices(tensor, rows):
+            values = dequantize(block, data.contiguous(), tensor.shape[1])
+            shard.target[part.start - rows.start : part.stop - rows.start].copy_(values[:, columns])
 
+    def _slices(self, tensor: GgufTensor, rows: slice) -> Iterator[tuple[slice, Tensor]]:
+        """Yield slices of ``rows`` and what is stored in them. Their memory is released when the next one is asked for.
 
-def _chunks(begin: int, end: int, columns: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of rows that have at most `_CHUNK` numbers."""
-    step = max(1, _CHUNK // columns)
-    for start in range(begin, end, step):
-        yield start, min(start + step, end)
+        So the file's pages and what is made of them are not in memory together. A page that is read again is the same.
+        """
+        stored = tensor.stored
+        begin = stored.begin // mmap.PAGESIZE * mmap.PAGESIZE
+        for part in row_slices(rows.start, rows.stop, tensor.shape[1]):
+            yield part, self.rows(tensor, part.start, part.stop)
+            if hasattr(mmap, "MADV_DONTNEED"):
+                self._mapping.madvise(mmap.MADV_DONTNEED, begin, stored.begin + stored.size - begin)
 
 
 def _row_order(rows: int, heads: int) -> Tensor:

@@ -6,42 +6,43 @@ float16. Q6_K is stored with 8 bits.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
-from minisgl.plugins.kernels.ops.grouped import Form, GroupedWeight, pack
+from minisgl.plugins.kernels.ops.grouped import Form, GroupedWeight, Parts, pack
 from minisgl.plugins.quantization.ggml.types import q4_k_parts, q6_k_parts
 
 __all__ = ["FORMS", "grouped"]
 
 FORMS = {"Q8_0": Form(8), "Q4_0": Form(4), "Q4_1": Form(4, mins=True), "Q4_K": Form(4, mins=True), "Q6_K": Form(8, 16)}
 """Type → the form of its weights. The others have no integers."""
-_CHUNK = 1 << 22
-"""About this number of integers is rearranged at a time."""
 
 
-def grouped(name: str, data: Tensor, columns: int) -> GroupedWeight:
-    """Return the weight of the rows ``data`` [rows, bytes] of the type ``name``, uint8, each with ``columns`` numbers.
+def grouped(name: str, outputs: int, columns: int, rows: Iterable[Tensor]) -> GroupedWeight:
+    """Return the weight [outputs, columns] of the type ``name``. ``rows`` are [rows, bytes], uint8: see `pack`.
 
     Raises ValueError if float16 can't hold a scale.
     """
-    form, blocks = FORMS[name], columns // 32
-    rows = max(1, _CHUNK // columns)
+    return pack(FORMS[name], outputs, columns, (_parts(name, data, columns // 32) for data in rows))
+
+
+def _parts(name: str, data: Tensor, blocks: int) -> Parts:
+    mins: Tensor | None = None
     if name == "Q4_K":
-        parts = [_q4_k(chunk, blocks) for chunk in data.split(rows)]
-        integers, scales, mins = (torch.cat(part) for part in zip(*parts, strict=True))
+        integers, scales, mins = _q4_k(data, blocks)
     elif name == "Q6_K":
-        chunks = [q6_k_parts(chunk.contiguous()) for chunk in data.split(rows)]
-        integers = torch.cat([q.view(torch.uint8).view(-1, blocks, 32) for q, _ in chunks])
-        scales, mins = torch.cat([scale.half().view(-1, blocks, 2) for _, scale in chunks]), None
+        q, scale = q6_k_parts(data.contiguous())
+        integers, scales = q.view(torch.uint8).view(-1, blocks, 32), scale.half().view(-1, blocks, 2)
     else:
         block = data.unflatten(1, (blocks, -1))
-        at = 4 if form.mins else 2
+        at = 4 if FORMS[name].mins else 2
         integers, scales = block[:, :, at:], _half(block, 0).unsqueeze(2)
-        mins = _half(block, 2) if form.mins else None
+        mins = _half(block, 2) if FORMS[name].mins else None
     if not scales.isfinite().all() or (mins is not None and not mins.isfinite().all()):
         raise ValueError("float16 can't hold its scales")
-    return pack(form, integers, scales, mins)
+    return integers, scales, mins
 
 
 def _q4_k(data: Tensor, blocks: int) -> tuple[Tensor, Tensor, Tensor]:

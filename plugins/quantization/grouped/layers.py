@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -32,11 +31,12 @@ class GroupedShard(WeightShard):
     """A slice that ``read`` turns into a `GroupedWeight`, which ``receive`` gets."""
 
     read: Read
-    receive: Callable[[GroupedWeight], None]
+    receive: Callable[[int, GroupedWeight], None]
+    number: int
 
     def load(self, source: WeightSource) -> None:
         """Read the slice, and pass it on."""
-        self.receive(self.read(self, source))
+        self.receive(self.number, self.read(self, source))
 
 
 class GroupedLayer(nn.Module):
@@ -54,13 +54,18 @@ class GroupedLayer(nn.Module):
 
     def grouped(self, shard: WeightShard, number: int = 0) -> GroupedShard:
         """Return ``shard`` as one whose numbers become matrix ``number``."""
-        receive = partial(self.found.__setitem__, number)
-        return GroupedShard(shard.name, shard.shape, shard.index, shard.target, self.read, receive)
+        return GroupedShard(shard.name, shard.shape, shard.index, shard.target, self.read, self.receive, number)
 
-    def after_load(self) -> None:
-        """Join the matrices that can be one."""
-        self.matrices = join([self.found[number] for number in sorted(self.found)])
-        self.found.clear()
+    def num_matrices(self) -> int:
+        """Return the number of matrices that a checkpoint has for this layer."""
+        return 1
+
+    def receive(self, number: int, matrix: GroupedWeight) -> None:
+        """Keep a matrix. After the last one, join those that can be one, so that few are in memory twice at a time."""
+        self.found[number] = matrix
+        if len(self.found) == self.num_matrices():
+            self.matrices = join([self.found[number] for number in sorted(self.found)])
+            self.found.clear()
 
     def multiply(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Multiply x [rows, columns] with all matrices, and add the bias; returns [rows, sum of outputs].
@@ -80,6 +85,9 @@ class GroupedMerged(GroupedLayer):
     parts: tuple[tuple[str, int, int, int], ...]
     bias: nn.Parameter | None
     full_names: Callable[[str], list[str]]
+
+    def num_matrices(self) -> int:
+        return len(self.parts)
 
     def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
         """Yield this rank's rows of each part, and of the bias."""
@@ -142,14 +150,13 @@ class GroupedVocab(GroupedLayer):
         shape = (self.vocab_size, self.target.shape[1])
         yield self.grouped(WeightShard.part(f"{prefix}weight", shape, 0, self.first(), self.target))
 
+    def after_load(self) -> None:
+        """Free what `GroupedEmbedding.keep_numbers` allocated. There is no padding to set to zeros."""
+        self.target = self.target.to("meta")
+
 
 class GroupedEmbedding(GroupedVocab, VocabParallelEmbedding):
     """`VocabParallelEmbedding` of integers: only the rows of a step's tokens are dequantised."""
-
-    def after_load(self) -> None:
-        """Keep the matrix, and free what `keep_numbers` allocated."""
-        GroupedLayer.after_load(self)
-        self.target = self.target.to("meta")
 
     def keep_numbers(self) -> None:
         """Keep the numbers as they were before they are quantised, until all weights are loaded."""
@@ -173,11 +180,6 @@ class GroupedHead(GroupedVocab, ParallelLMHead):
     def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
         """Yield this rank's rows, unless they are the embedding's."""
         return iter(()) if self.tied else super().weight_shards(prefix, names)
-
-    def after_load(self) -> None:
-        """Keep the matrix, unless it is the embedding's."""
-        if not self.tied:
-            GroupedLayer.after_load(self)
 
     def product(self, hidden: Tensor) -> Tensor:
         """Return the logits [rows, rows of this rank, with padding]."""
