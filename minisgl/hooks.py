@@ -79,8 +79,8 @@ def minisgl_find_model(name: str) -> Path | None:
     """Find the model that the option ``model`` names, if it is not in a directory of safetensors files.
 
     When: in each process that needs the model's files, at start, if no model of that name ships with minisgl. The
-    plugins of ``plugins/sources`` and the installed plugins are called; those that ``plugins=`` names are not. Most of
-    the processes must not import torch. Several processes may call it at once.
+    plugins of ``plugins/sources`` and ``plugins/quantization/sources`` and the installed plugins are called; those that
+    ``plugins=`` names are not. Most of the processes must not import torch. Several processes may call it at once.
 
     - ``name``: the value of the option.
 

@@ -77,7 +77,8 @@ def resolve_model(name: str) -> Path:
 def _finders() -> PluginManager:
     """Return a manager with the plugins that find models. A process resolves its model several times."""
     manager = PluginManager.load(light=True)
-    manager.load_all("sources")
+    for kind in ("sources", "quantization.sources"):
+        manager.load_all(kind)
     return manager
 
 

@@ -1,7 +1,8 @@
 """``model=FILE.gguf``: a model in the single file that llama.cpp uses. Or the directory that holds one such file.
 
 `minisgl.plugins.quantization.ggml.view` makes the files of a Hugging Face checkpoint of the file's metadata. Their
-config.json selects ``quantization=gguf``, which reads the weights (`minisgl.plugins.quantization.gguf`).
+config.json selects ``quantization=gguf``, which reads the weights. The options of that part are in another module,
+because all processes load this one.
 """
 
 from __future__ import annotations
