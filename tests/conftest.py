@@ -4,6 +4,10 @@ Hypothesis gets no deadline, and httpx waits 60 s by default instead of 5, becau
 several processes run the tests, a module's tests run in one of them, so that its fixtures are made once, and the
 modules that take longest begin first, so that no process waits for another at the end.
 
+Of a test that is marked ``thorough``, only a selection of the cases runs, unless MINISGL_THOROUGH is set (``make
+test-all``): each set of each ``parametrize`` is in at least one case, but not each combination; with ``every=n``, only
+the first of each n cases. The end of the run says how many cases were left out.
+
 The garbage collector does not search the objects of modules and collected tests again and again, here and in the
 processes that tests start (children/sitecustomize.py).
 """
@@ -17,6 +21,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import httpx
 import hypothesis
@@ -64,9 +69,66 @@ LONGEST = (
 """The modules whose tests take longest, the longest first. A module that is missing here only begins later."""
 
 
+THOROUGH = bool(os.environ.get("MINISGL_THOROUGH"))
+LEFT_OUT = pytest.StashKey[int]()
+
+
+def selected(cases: list[pytest.Function], every: int | None) -> list[pytest.Function]:
+    """Return the cases of one test that run without MINISGL_THOROUGH: always the same.
+
+    Choose cases with many new parameter sets before those with few, until each parameter set is in one.
+    """
+    if every is not None:
+        return cases[::every]
+    chosen, seen = set(), set[tuple[int, str]]()
+    sets = [set(enumerate(case.callspec._idlist)) if hasattr(case, "callspec") else {(0, "")} for case in cases]
+    for new in range(max(map(len, sets)), 0, -1):
+        for i, own in enumerate(sets):
+            if len(own - seen) >= new:
+                chosen.add(i)
+                seen |= own
+    return [cases[i] for i in sorted(chosen)]
+
+
+def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Remove the cases that only run with MINISGL_THOROUGH from ``items``."""
+    tests: dict[str, list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("thorough"):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    out: set[pytest.Item] = set()
+    for cases in tests.values():
+        mark = cases[0].get_closest_marker("thorough")
+        assert mark is not None
+        out |= set(cases) - set(selected(cases, **({"every": None} | mark.kwargs)))
+    config.stash[LEFT_OUT] = len(out)
+    config.hook.pytest_deselected(items=list(out))
+    items[:] = [item for item in items if item not in out]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In a process of pytest-xdist: tell the main process how many cases were left out."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """In the main process of pytest-xdist: note how many cases a process left out; all leave out the same."""
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say how many cases were left out."""
+    if out := config.stash.get(LEFT_OUT, 0):
+        terminalreporter.write_line(f"{out} cases of tests marked thorough were left out; `make test-all` runs them.")
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put the tests of a module into one group, unless they have another, and the longest modules first."""
+    if not THOROUGH:
+        leave_out(config, items)
     order = {name: i for i, name in enumerate(LONGEST)}
     modules = {item: item.path.as_posix().removeprefix(TESTS) for item in items}
     for item, module in modules.items():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 
 from minisgl import LLM
 from minisgl.config import ConfigError
@@ -61,9 +61,13 @@ def exactness(request: pytest.FixtureRequest) -> Iterator[Exactness]:
 
 
 def check_all(exactness: Exactness, examples: int, needed: Sequence[str]) -> None:
-    """Check ``examples`` random compositions, and that what ``needed`` names happened in them."""
+    """Check ``examples`` random compositions, and that what ``needed`` names happened in them.
 
-    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+    A composition that breaks the promise is not shrunk: it is printed, and a planted fault would take longer to shrink
+    than to find.
+    """
+
+    @settings(max_examples=examples, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
     @given(compositions(len(exactness.requests)))
     def check(composition: Composition) -> None:
         exactness.check(composition)
@@ -98,7 +102,7 @@ def test_promise_8_equal_bits_on_two_ranks(model: str) -> None:
     for tp in (1, 2):
         own = engine(f"model={model}", *POOLS["pages of 16"], f"tp={tp}")
         try:
-            check_all(own, EXAMPLES // 10, ["answers"])
+            check_all(own, EXAMPLES // (20 if tp == 2 else 50), ["answers"])
             answers.append(own.alone)
         finally:
             own.close()
