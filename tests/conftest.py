@@ -6,7 +6,8 @@ modules that take longest begin first, so that no process waits for another at t
 
 Of a test that is marked ``thorough``, only a selection of the cases runs, unless MINISGL_THOROUGH is set (``make
 test-all``): each set of each ``parametrize`` is in at least one case, but not each combination; with ``every=n``, only
-the first of each n cases. The end of the run says how many cases were left out.
+the first of each n cases; a ``pytest.param`` that is marked itself is left out. The end of the run says how many cases
+were left out.
 
 The garbage collector does not search the objects of modules and collected tests again and again, here and in the
 processes that tests start (children/sitecustomize.py).
@@ -93,10 +94,13 @@ def selected(cases: list[pytest.Function], every: int | None) -> list[pytest.Fun
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Remove the cases that only run with MINISGL_THOROUGH from ``items``."""
     tests: dict[str, list[pytest.Function]] = {}
+    out: set[pytest.Item] = set()
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("thorough"):
-            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    out: set[pytest.Item] = set()
+            if hasattr(item, "callspec") and any(mark.name == "thorough" for mark in item.callspec.marks):
+                out.add(item)
+            else:
+                tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for cases in tests.values():
         mark = cases[0].get_closest_marker("thorough")
         assert mark is not None

@@ -25,13 +25,13 @@ def test_product(kernel, rows, size): ...
 def test_seed(seed): ...
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.thorough), 3])
 def test_other(seed): ...
 """
 SELECTED = [
     *("test_product[sum-1-1]", "test_product[sum-2-2]", "test_product[norm-1-3]", "test_product[sum-1-4]"),
     *("test_seed[0]", "test_seed[4]", "test_seed[8]"),
-    *("test_other[0]", "test_other[1]", "test_other[2]"),
+    *("test_other[0]", "test_other[1]", "test_other[3]"),
 ]
 
 
@@ -54,12 +54,12 @@ def names(output: str) -> list[str]:
 def test_each_set_of_parameters_is_in_a_case(tmp_path: Path) -> None:
     output = run(tmp_path, "--collect-only", "-q")
     assert names(output) == sorted(SELECTED)
-    assert "15 cases of tests marked thorough were left out" in output
+    assert "16 cases of tests marked thorough were left out" in output
 
 
 def test_all_cases_with_the_variable(tmp_path: Path) -> None:
     output = run(tmp_path, "--collect-only", "-q", MINISGL_THOROUGH="1")
-    assert len(names(output)) == 25
+    assert len(names(output)) == 26
     assert "left out" not in output
 
 
@@ -67,4 +67,4 @@ def test_several_processes_say_it_once(tmp_path: Path) -> None:
     pytest.importorskip("xdist")
     output = run(tmp_path, "-n", "2", "--dist", "loadgroup")
     assert "10 passed" in output
-    assert output.count("15 cases of tests marked thorough were left out") == 1
+    assert output.count("16 cases of tests marked thorough were left out") == 1

@@ -28,10 +28,11 @@ KEPT = ("attention/torch.py", "cache/naive.py", "scheduler/prefill_first.py", "m
 NEEDED = {"attention": "torch.py", "cache": "naive.py", "scheduler": "prefill_first.py"}
 """The plugin of a kind that stays if all others of the kind are deleted."""
 
-NO_CHECKOUT = """
+NO_CHECKOUT = f"""
+{(ROOT / "tests" / "children" / "sitecustomize.py").read_text("utf-8")}
 import sys
 # An editable install would find the checkout's copy of what was deleted.
-sys.meta_path[:] = [f for f in sys.meta_path if "editable" not in f"{getattr(f, '__module__', '')}{f!r}"]
+sys.meta_path[:] = [f for f in sys.meta_path if "editable" not in f"{{getattr(f, '__module__', '')}}{{f!r}}"]
 """
 PROMPTS = ["What is a radix cache?", "How many legs has a spider?", "One two three one two three one two"]
 GENERATE = f"""
@@ -48,7 +49,7 @@ print("made", json.dumps([output.token_ids for output in made]))
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """Copy the package as a wheel installs it, with all plugins. Return the folder for ``PYTHONPATH``."""
-    skip = shutil.ignore_patterns("__pycache__", "build")
+    skip = shutil.ignore_patterns("build")  # compiled modules are valid in the copy, and of no use without their source
     shutil.copytree(ROOT / "minisgl", tmp_path / "minisgl", ignore=skip)
     for name in ("plugins", "conf"):
         shutil.copytree(ROOT / name, tmp_path / "minisgl" / name, ignore=skip)

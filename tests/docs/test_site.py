@@ -209,8 +209,7 @@ def background_problems(browser: Chrome, scheme: str) -> Iterator[str]:
 
 def test_layout_of_every_page(site: Path, browser: Chrome) -> None:
     """Each page is loaded for one of the screens, and then gets the other: loading takes longer than all checks."""
-    open_page(browser, site / "index.html", *SCREENS[0])
-    browser.execute_script("localStorage.clear()")  # forget the scheme of an earlier visit
+    browser.get((site / "index.html").as_uri())
     wrong = []
     for number, path in enumerate(sorted(site.glob("**/*.html"))):
         if path.name == "404.html":  # its links only work on a server
@@ -221,7 +220,9 @@ def test_layout_of_every_page(site: Path, browser: Chrome) -> None:
         screens = SCREENS[1:] if listing else SCREENS[:: 1 if number % 2 else -1]
         for loaded, (width, scheme) in enumerate(screens):
             if loaded == 0:
-                open_page(browser, path, width, scheme)
+                set_screen(browser, width, scheme)
+                browser.execute_script("localStorage.clear()")  # the page before has stored its scheme
+                browser.get(path.as_uri())
                 found = list(background_problems(browser, scheme))
             else:
                 set_screen(browser, width, scheme)

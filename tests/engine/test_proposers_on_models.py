@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -89,7 +90,15 @@ class Case:
 MODELS = ["tutor", *(name for name in ARCHITECTURES if name not in WITH_STATES)]
 
 
-@pytest.fixture(scope="module", params=[f"{model}-tp{tp}" for model in MODELS for tp in (1, 2)])
+def cases() -> Iterator[Any]:
+    """Yield each model with one rank and with two. All but `tutor` take turns, unless the thorough tests run."""
+    for number, model in enumerate(MODELS):
+        for tp in (1, 2):
+            other = model != "tutor" and tp != 1 + number % 2
+            yield pytest.param(f"{model}-tp{tp}", marks=[pytest.mark.thorough] if other else [])
+
+
+@pytest.fixture(scope="module", params=cases())
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     model, _, tp = request.param.rpartition("-tp")
     if model == "tutor":

@@ -317,7 +317,7 @@ def test_tutor_answers_as_well_in_fp8() -> None:
 
     docs/design/fp8.md has the result with 200 questions of each family.
     """
-    questions = [question for family in EXAMS for question in exam(family, 12)]
+    questions = [question for family in EXAMS for question in exam(family, 6)]
     chats = [list(question.messages) for question in questions]
     right = []
     for words in ([], ["quantize=fp8"]):

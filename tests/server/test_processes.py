@@ -143,7 +143,7 @@ def health(server: Server) -> int:
 @pytest.mark.parametrize(
     ("tp", "victim"),
     [
-        (1, "scheduler-0"),
+        pytest.param(1, "scheduler-0", marks=pytest.mark.thorough),
         (1, "detokenizer"),
         (1, "tokenizer-0"),
         (2, "scheduler-0"),
@@ -193,7 +193,7 @@ def test_promise_10_dead_worker_ends_the_server(paced: list[str], tp: int, victi
         assert "Traceback" not in server.log()
 
 
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("tp", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_promise_10_workers_exit_with_the_launcher(paced: list[str], tp: int) -> None:
     """When the launcher is killed, its workers exit within two seconds."""
     with Server(*paced, f"tp={tp}") as server:
@@ -383,7 +383,7 @@ def test_promise_10_drain_timeout(paced: list[str]) -> None:
         assert wait_for(lambda: not server.leftovers(), patient_timeout(1.0)), server.leftovers()
 
 
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("tp", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_promise_10_sigint_ends_at_once(paced: list[str], tp: int) -> None:
     """After SIGINT the open requests end with an error, and the server exits with status 130."""
     with Server(*paced, f"tp={tp}") as server:
