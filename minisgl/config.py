@@ -344,10 +344,5 @@ class Config:
         need(self.kv_events.buffer_steps >= 1, "kv_events.buffer_steps", "at least 1")
         need(0 <= self.kv_events.hwm < 2**31, "kv_events.hwm", "at least 0, and below 2^31")
         need(-(2**63) <= self.kv_events.hash_seed < 2**63, "kv_events.hash_seed", "a 64-bit integer")
-        need(self.multi_node.secret_file != "", "multi_node.secret_file", "a file, or null")
-        need(self.multi_node.interface != "", "multi_node.interface", "a network interface or an address, or null")
-        need(0 <= self.multi_node.listen_port <= 65535, "multi_node.listen_port", "between 0 (any free port) and 65535")
-        seconds = self.multi_node.connect_timeout
-        need(math.isfinite(seconds) and seconds > 0.0, "multi_node.connect_timeout", "a number of seconds above 0")
         one_of("log_level", self.log_level, LOG_LEVELS)
         one_of("log_format", self.log_format, LOG_FORMATS)

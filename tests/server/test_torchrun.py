@@ -102,7 +102,7 @@ def test_one_rank_needs_no_secret() -> None:
 )
 def test_values_out_of_range(word: str) -> None:
     with pytest.raises(ConfigError, match=word.partition("=")[0]):
-        config_of(word)
+        fit_config(config_of(word), [], PLACE)
 
 
 # ---- the interface -----------------------------------------------------------------------------------
