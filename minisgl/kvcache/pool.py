@@ -74,11 +74,9 @@ class KVPool:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a tensor of zeros; on a CPU, without writing to its memory.
+    """Return a tensor of zeros; on a CPU, the operating system provides zeroed memory at the first access.
 
-    The operating system provides zeroed memory at the first access, so a large pool on a CPU costs neither time nor
-    memory until it is used. ``torch.zeros`` would write all of it, and ``numpy.zeros`` asks for huge pages: then the
-    first token takes 2 MiB in the keys and in the values of each layer.
+    ``torch.zeros`` would write to all of it. ``numpy.zeros`` asks for huge pages: a token takes 2 MiB in each layer.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
