@@ -52,13 +52,9 @@ class InsertResult(NamedTuple):
 class PrefixCache(Protocol):
     """A map from token prefixes to KV pages. The length of every prefix is a multiple of the page size.
 
-    A cache may have two further members:
-
-    - ``make_manager(spec, cache, events)`` returns the `CacheManager` that knows this cache, if that is another than
-      the scheduler's own.
-    - ``rematch(key, last)`` returns what ``match(key)`` returns. ``last`` is an earlier result for the same key, from
-      any time before. The scheduler matches a waiting request again after every change of the cache. Most changes leave
-      the result as it was, so a cache that starts at ``last`` need not compare the tokens of the whole prefix again.
+    A cache may have two further members. ``make_manager(spec, cache, events)`` returns the `CacheManager` that knows
+    this cache, if that is another than the scheduler's own. ``rematch(key, last)`` returns what ``match(key)`` returns,
+    in less time: ``last`` is the result for the same key before the last changes of the cache.
     """
 
     reuses: bool

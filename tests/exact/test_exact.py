@@ -16,6 +16,8 @@ from minisgl import LLM
 from minisgl.config import ConfigError
 from minisgl.core import SamplingParams
 from minisgl.engine.gumbel import Param, draw, token_hashes
+from minisgl.options.compose import compose
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.kernels.converted import exact
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.exact import Composition, Exactness, compositions
@@ -140,6 +142,11 @@ def test_long_rows_of_logits() -> None:
     torch.testing.assert_close(sums, logits.logsumexp(1, keepdim=True))
     for i in range(5):
         assert torch.equal(exact.log_sum_exp(logits[i : i + 1]), sums[i : i + 1])
+
+
+def test_false_is_the_default() -> None:
+    manager = PluginManager.load()
+    assert compose(manager, ["model=tutor", "exact=false"]) == compose(manager, ["model=tutor"])
 
 
 @pytest.mark.parametrize(

@@ -312,7 +312,7 @@ def test_simultaneous_answers_have_lexers_of_their_own(tokenizer: Tokenizer, mon
     monkeypatch.setattr(module, "QUICK_SECONDS", 1e9)
     first = lexers("(ab)+")
     assert len(set(map(id, first))) == 3
-    assert {id(each) for each in lexers("(ab)+")} == {id(each) for each in first}  # nobody uses them any more
+    assert {id(each) for each in lexers("(ab)+")} == {id(each) for each in first}  # no answer uses them any more
     monkeypatch.setattr(module, "QUICK_SECONDS", 0.0)
     assert len(set(map(id, lexers("(ba)+")))) == 1
 
