@@ -81,8 +81,8 @@ def test_ten_chats_end_by_themselves() -> None:
     import openai
 
     questions = [
-        "What is the capital of France?", "Name a colour.", "What is two plus two? Answer in one sentence.",
-        "Say hello in French.",
+        "What is the capital of France? Answer in one sentence.", "Name a colour.", "Say hello in French.",
+        "What is two plus two? Answer in one sentence.",
         "Who wrote Hamlet? Answer in one sentence.", "Name one planet.", "What do bees make? Answer in one sentence.",
         "Is water wet? Answer in one sentence.",
         "Where do fish live? Answer in one sentence.",
