@@ -143,6 +143,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: order.get(modules[item], len(order)))
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """In the main process of pytest-xdist, which collects no tests: let the garbage collector run."""
+    if session.config.pluginmanager.hasplugin("dsession"):
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
     """Let the garbage collector run, and exclude all objects that exist now from its searches."""
     gc.collect()
