@@ -327,6 +327,12 @@ class _Replay:
         params = SamplingParams(
             max_tokens=added.max_tokens, ignore_eos=True, cache_salt=added.cache_salt, priority=added.priority
         )
+        spec, most = self.future.spec, len(added.prompt_ids) + added.max_tokens
+        if most > spec.num_pages * spec.page_size:
+            raise TraceError(
+                f"A KV pool of {spec.num_pages} pages of {spec.page_size} tokens is too small: request {added.uid} may "
+                f"have {most} tokens, and so needs {-(-most // spec.page_size)} pages alone. Choose a larger pool."
+            )
         self.scheduler.add_request(added.uid, added.prompt_ids, params, added.group)
         self.scheduler.requests[added.uid].stop_ids = frozenset((self.engine.stop_id,))
         self._open[added.uid] = each

@@ -117,7 +117,9 @@ def test_wrong_options(server: Server, viewer: Viewer, body: dict[str, Any], fie
 def test_what_is_missing_is_said(server: Server, viewer: Viewer) -> None:
     assert "has the steps 0 to" in ask(server, at=1_000_000).json()["error"]
     assert "nonsense" in ask(server, at=0, scheduler="nonsense").json()["error"]
-    assert "KV pool" in ask(server, at=0, num_pages=2).json()["error"]
+    small = ask(server, at=0, num_pages=2).json()["error"]
+    assert "A KV pool of 2 pages of 16 tokens is too small: request " in small
+    assert "Choose a larger pool" in small
 
 
 def test_a_page_that_was_opened_late() -> None:

@@ -42,6 +42,7 @@ function wordsOf(page, state) {
 }
 const board = new Board($("board"), model, history, select, wordsOf);
 
+board.panels.timeline.box.append(document.querySelector(".legend"));
 const whatIf = new WhatIf($("what-if"), server, model);
 
 // ---- drawing ----

@@ -316,7 +316,7 @@ export class Board {
     });
     if (list.length < nodes.length) head.textContent += `, of which ${list.length} are shown`;
     const nameless = list.filter((node) => !this.wordsOf(node.pages[0], this.seen)).length;
-    if (nameless && !this.model.server.text) body.append(html(null, "p", "soft small", `${plural(nameless, "node")} without text: from other pages, or from before this page was opened. live.text=true shows all texts.`));
+    if (nameless && !this.model.server.text) body.prepend(html(null, "p", "soft nameless", `${plural(nameless, "node")} without text: from other pages, or from before this page was opened. live.text=true shows all texts.`));
   }
   chosenPages() {
     const req = this.chosen && this.chosen.uid !== undefined ? this.seen.requests.get(this.chosen.uid) : null;

@@ -60,7 +60,8 @@ export class WhatIf {
       const found = await this.server.json("live/what-if", body);
       if (found.error) this.say(found.error, true);
       else { this.show(found); show(found); }
-      if (this.words.getBoundingClientRect().bottom > innerHeight) this.words.scrollIntoView({ block: "start" });
+      const { top, bottom } = this.words.getBoundingClientRect();
+      if (!found.retraction && (bottom > innerHeight || top < 0)) this.words.scrollIntoView({ block: "start" });
     } catch (error) { this.say(error.message, true); }
     this.go.disabled = false;
   }
@@ -80,7 +81,7 @@ export class WhatIf {
       html(row, "td", "soft", measured);
     }
     const [first, retraction] = [found.first ?? found.at, found.retraction], isRetraction = retraction && found.counts.was.retractions !== found.counts.would.retractions;
-    if (isRetraction) html(this.out, "p", "", `With ${other}, request ${retraction.uid} is the first to be retracted, before step ${retraction.s} (red cross). ${RETRACTED}`);
+    const told = isRetraction && html(this.out, "p", "", `With ${other}, request ${retraction.uid} is the first to be retracted, before step ${retraction.s} (red cross). ${RETRACTED}`);
     const bar = html(this.out, "div", "group moves"), sides = html(this.out, "div", "sides"), boards = [], known = new Set([...found.was, ...found.would].map((step) => step.s));
     let now = first;
     const choose = (step) => { if (known.has(step)) { now = step; for (const board of boards) board.look(step); } };
@@ -91,6 +92,7 @@ export class WhatIf {
     if (retraction) to("First retraction", () => retraction.s);
     for (const [title, steps] of [["As it was", found.was], [other, found.would]]) boards.push(new Side(sides, title, steps, choose));
     choose(isRetraction ? retraction.s : first);
+    if (told) told.scrollIntoView({ block: "start" });
     if (found.first !== null) html(this.out, "p", "soft", `Step ${first} is the first that differs. Click a column to look at the same step of both.`);
   }
 }
