@@ -344,8 +344,8 @@ def run_cpp(student: Student) -> str:
     generator = torch.Generator().manual_seed(student.random.randrange(10**6))
     weight, x = torch.randn(40, 320, generator=generator), torch.randn(5, 320, generator=generator)
     packed = module.pack(weight)
-    form, scales = grouped.Form(8), packed.scales.float().unsqueeze(2)
-    shipped = grouped.grouped_linear(x, grouped.pack(form, packed.integers.view(torch.uint8), scales))
+    parts = packed.integers.view(torch.uint8), packed.scales.float().unsqueeze(2), None
+    shipped = grouped.grouped_linear(x, grouped.pack(grouped.Form(8), 40, 320, [parts]))
     off = float((module.product(x, packed, None) - shipped).abs().max() / shipped.abs().max())
     if not off < 2e-3:  # a number of x between two integers may go to either
         promise = "With the same integers, the product is that of plugins/kernels/ops/cpp/grouped.cpp."

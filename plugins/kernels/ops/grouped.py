@@ -144,7 +144,8 @@ def quantize(weight: Tensor, bits: int) -> GroupedWeight:
         return low | (high << 4), scale, None
 
     slices = row_slices(0, *weight.shape)
-    return pack(Form(bits), *weight.shape, (quantized(weight[rows]) for rows in slices))
+    outputs, columns = weight.shape
+    return pack(Form(bits), outputs, columns, (quantized(weight[rows]) for rows in slices))
 
 
 def stored(weight: GroupedWeight, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +37,8 @@ class GgufCheckpoint(Checkpoint):
             mapped = np.memmap(file, np.uint8, "c")  # "c": torch wants memory that it may write
         except OSError as error:
             raise ConfigError(f"{file} can't be read: {error.strerror}.") from None
-        self._data, self._mapping = torch.from_numpy(mapped), mapped.base
+        self._data = torch.from_numpy(mapped)
+        self._mapping: Any = mapped.base  # mmap.mmap
 
     def __enter__(self) -> GgufCheckpoint:
         return self
