@@ -106,7 +106,7 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "a message with an unknown field": (CHAT, {"messages": [{**USER[0], "colour": "red"}]}, "messages"),
     # parameters that minisgl does not support are refused by name, not ignored
-    "tools": (CHAT, {"messages": USER, "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    "tools": (CHAT, {"messages": USER, "tools": [{"type": "function", "function": {"name": ""}}]}, "tools"),
     "response_format": (CHAT, {"messages": USER, "response_format": {"type": "xml"}}, "response_format"),
     "echo of a chat": (CHAT, {"messages": USER, "echo": True}, "echo"),
     "echo of log-probabilities in a stream": (
