@@ -457,7 +457,7 @@ GATES = (
     facts(["before_loading", "after_loading"]),
 )
 STRETCH = Stretch(
-    "The form of the gates takes 1.06 bytes a number, and tutor's logits are 2.4 % off. Reach at most "
+    "The form of the gates takes 1.06 bytes a number, and tutor's logits are 2.3 % off. Reach at most "
     f"{MOST_BYTES} bytes with at most {100 * MOST_ERROR:.0f} %, in a form of your own that an option `form=own` of "
     "your plugin selects.",
     measure_stretch,

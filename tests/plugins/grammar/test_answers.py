@@ -32,6 +32,9 @@ RARE: dict[str, dict[str, Any]] = {
 """A keyword → a schema with it, which a plugin refuses unless it supports the keyword."""
 
 
+REST = {"anyOf": [{"type": "null"}, {"$ref": "#"}]}
+
+
 def schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
     """Return a random schema whose values have a bounded length."""
     kind = rng.random()
@@ -64,8 +67,7 @@ def document(rng: random.Random) -> dict[str, Any]:
     if kind < 0.05:
         return RARE[rng.choice(list(RARE))]
     if kind < 0.1:  # a list that is as long as the model likes
-        rest = {"anyOf": [{"type": "null"}, {"$ref": "#"}]}
-        return {"type": "object", "properties": {"value": schema(rng, 3), "next": rest}, "required": ["next"]}
+        return {"type": "object", "properties": {"value": schema(rng, 3), "next": REST}, "required": ["next"]}
     if kind < 0.4:
         inner = {"type": "object", "properties": {"of": {"$ref": "#/$defs/one"}, "at": schema(rng, 2)}}
         root = {"type": "array", "items": {"$ref": "#/definitions/two"}, "maxItems": 2}
@@ -75,9 +77,10 @@ def document(rng: random.Random) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["plain", "llguidance"])
 def test_answers_follow_their_schemas(name: str) -> None:
-    """Of the answers, 95 % end by themselves, and all of these are valid, at temperature 1, beside other schemas.
+    """Of the answers with a bounded length, 95 % end by themselves; all that end are valid. At temperature 1.
 
-    Schemas that are refused are counted, and the error names their keyword. ``make check-schemas`` does it with 500.
+    Whether a list without an end ends is the model's choice. Schemas that are refused are counted, and the error names
+    their keyword. ``make check-schemas`` does it with 500.
     """
     if name == "llguidance":
         pytest.importorskip("llguidance")
@@ -93,11 +96,13 @@ def test_answers_follow_their_schemas(name: str) -> None:
         answers = llm.generate([f"JSON {i}" for i in served], [params[i] for i in served], progress=False)
     for i, error in refused.items():
         assert schemas[i] in RARE.values() and any(f'"{key}"' in error for key in schemas[i]), (schemas[i], error)
-    ended = [(schemas[i], answer) for i, answer in zip(served, answers, strict=True) if answer.finish_reason == "stop"]
-    print(f"{name}: {COUNT} schemas, {len(refused)} refused by name, {len(ended)} of {len(served)} answers end by stop")
-    assert len(ended) >= 0.95 * len(served) > 0.9 * 0.95 * COUNT
-    for each, answer in ended:
-        jsonschema.validate(json.loads(answer.text), each)
+    ended = {i: answer for i, answer in zip(served, answers, strict=True) if answer.finish_reason == "stop"}
+    bounded = {i for i in served if REST not in schemas[i].get("properties", {}).values()}
+    stopped = f"{len(bounded & set(ended))} of {len(bounded)} answers of a bounded length end by stop"
+    print(f"{name}: {COUNT} schemas, {len(refused)} refused by name, {stopped}, {len(set(ended) - bounded)} others")
+    assert len(bounded) > 0.8 * COUNT and len(bounded & set(ended)) >= 0.95 * len(bounded)
+    for i, answer in ended.items():
+        jsonschema.validate(json.loads(answer.text), schemas[i])
 
 
 def refusal(llm: LLM, params: SamplingParams) -> str:
