@@ -40,9 +40,8 @@ def run(folder: Path, *words: str, **env: str) -> str:
     shutil.copy(Path(__file__).parent / "conftest.py", folder)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    thorough\n    xdist_group\n")
     (folder / "test_it.py").write_text(TESTS)
-    clean = {
-        name: value for name, value in os.environ.items() if name not in ("PYTEST_XDIST_WORKER", "MINISGL_THOROUGH")
-    }
+    ours = ("PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS", "MINISGL_THOROUGH")
+    clean = {name: value for name, value in os.environ.items() if name not in ours}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_it.py", *words]
     return subprocess.run(command, cwd=folder, env=clean | env, capture_output=True, text=True, check=True).stdout
 

@@ -281,10 +281,13 @@ def test_guide(page: Chrome) -> None:
     send(page, "Why?", 3)
     assert page.execute_script("return " + text.format("found-turn")) == second
     wait(page, f"!{marked}")  # the timeline follows the newest steps again
-    page.find_element("id", "guide-first").click()
-    wait(page, "window.minisglLive.chat.control")
-    page.find_element("id", "guide-second").click()
-    assert "still being written" in page.find_element("id", "guide-note").text
+    note = page.execute_async_script(  # in the page itself, before the short answer ends
+        "const click = (id) => document.getElementById(id).click(), done = arguments[0];"
+        "const wait = () => { if (!window.minisglLive.chat.control) return setTimeout(wait, 1);"
+        " click('guide-second'); done(document.getElementById('guide-note').textContent); };"
+        "click('guide-first'); wait();"
+    )
+    assert "still being written" in note
     wait(page, text.format("found-first"))
 
 

@@ -110,16 +110,22 @@ function take(line) {
   if (event.event === "lost") message(`This page was too slow: it lost ${event.frames} frames, and shows the state anew.`, true);
   dirty = true;
 }
+// A browser keeps a page that is left, for its Back button. The page must not keep one of the browser's six connections too.
+let connection = new AbortController();
+window.addEventListener("pagehide", () => connection.abort());
+window.addEventListener("pageshow", (event) => { if (event.persisted) window.location.reload(); });
 async function watch() {
   for (;;) {
+    connection = new AbortController();
     try {
-      const response = await server.fetch(`live?viewer=${viewer}`);
+      const response = await server.fetch(`live?viewer=${viewer}`, undefined, { signal: connection.signal });
       status("connected");
       $("key-form").hidden = true;
       bad = "";
       for await (const data of events(response)) for (const line of data.split("\n")) if (line) take(line);
       bad = "The server closed the connection.";
     } catch (error) {
+      if (connection.signal.aborted) return;
       if (error.status === 401) { askForKey(server.key ? error.message : ""); return; }
       bad = error.status ? error.message : "The server can't be reached.";
     }
