@@ -97,19 +97,7 @@ _ERROR_FORMS = (
     "error: {m}", "Error: {m}", "{m}", "{{\"error\": \"{m}\"}}", "Error: {m}.", "ERROR {m}", "The tool failed: {m}",
     "An error occurred while running the tool. Please try again. Error: {m}", "Tool error: {m}", "ValueError: {m}",
 )  # fmt: skip
-_OTHER_FAMILIES = (
-    "count",
-    "copy",
-    "copy",
-    "sort",
-    "glossary",
-    "glossary",
-    "unknown",
-    "talk",
-    "talk",
-    "fallback",
-    "chance",
-)
+_OTHER_FAMILIES = ("count", *("copy",) * 2, "sort", *("glossary",) * 2, "unknown", *("talk",) * 2, "fallback", "chance")
 _OTHER_DOMAINS = ("handbook", "handbook", "handbook", "drill", "sum", "glossary", "talk", "talk")
 
 

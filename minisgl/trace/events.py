@@ -127,6 +127,11 @@ class Batch(Event):
     drafts: list[list[int]] = []
     rounds: int = 1
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Number of tokens of the prefill chunks, which come after the decode and verification rows."""
+        return sum(self.num_scheduled_tokens[self.num_decode + len(self.drafts) :])
+
 
 class Cache(Event):
     """Pages of a request were offered to the prefix cache.

@@ -138,7 +138,7 @@ def _least_squares(rows: F64, times: F64, weights: F64) -> F64:
 
 
 def _features(batch: ev.Batch) -> tuple[float, float, float, float]:
-    prompt = sum(batch.num_scheduled_tokens[batch.num_decode :])
+    prompt = batch.num_prompt_tokens
     return 1.0, float(prompt), float(len(batch.uids)), float(prompt > 0)
 
 

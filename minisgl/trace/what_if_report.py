@@ -58,7 +58,7 @@ def measure(
                 batches[event.step] = event
                 if event.step >= at:
                     m.steps += 1
-                    m.computed_tokens += sum(event.num_scheduled_tokens[event.num_decode :])
+                    m.computed_tokens += event.num_prompt_tokens
             case ev.Done():
                 for uid, gained in zip(batches.pop(event.step).uids, event.gained, strict=True):
                     if not gained:

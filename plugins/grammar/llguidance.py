@@ -163,7 +163,10 @@ class LLGuidanceGrammars(Grammars):
         return LLGuidanceMatcher(lexer, tokenizer, self._masks[vocab_size], end_ids)
 
     def _lexer(self, grammar: Grammar, vocab_size: int) -> _Lexer:
-        """Return a lexer for an answer: one that no answer uses, a new one, or the one with the fewest answers."""
+        """Return the lexer for a new answer: a kept one without answers, else a new one.
+
+        If there are enough, or the grammar compiles slowly, it is the one with the fewest answers.
+        """
         kept = [each for each in self._kept.pop((grammar, vocab_size), []) if not each.is_full]
         lexer = min(kept, key=lambda each: len(each.users), default=None)
         if lexer is None or (lexer.users and len(kept) < MAX_THREADS and kept[0].seconds < QUICK_SECONDS):

@@ -162,7 +162,7 @@ def test_promise_2_beginning_of_a_long_text(
     harness: Harness, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, chat: bool
 ) -> None:
     """Of a long text, only a beginning is tokenized if that has too many tokens already."""
-    tokenizer.chat([{"role": "user", "content": "Hello"}])  # makes what a tokenizer makes for its first chat
+    tokenizer.chat([{"role": "user", "content": "Hello"}])  # the first chat prepares the template
     raw, sizes = tokenizer.raw, []
 
     class Counted:

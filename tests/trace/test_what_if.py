@@ -23,7 +23,7 @@ from minisgl.trace.read import Trace, TraceError
 from minisgl.trace.record import EventMaker, header
 from minisgl.trace.step_times import fit
 from minisgl.trace.what_if import Future, what_if
-from minisgl.trace.what_if_report import report
+from minisgl.trace.what_if_report import measure, report
 
 # num_pages, scheduler, cache, max_prefill_tokens, overlap, starvation_steps
 SETUPS = (
@@ -266,3 +266,22 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert "computed again" in capsys.readouterr().out
     assert main(["what-if", str(path), "--at", "999999"]) == 2
     assert main(["what-if", str(path), "--at", "1", "scheduler=nonsense"]) == 2
+
+
+def test_drafts_are_no_tokens_of_prompts() -> None:
+    """A step with a decode row, a row that verifies three drafts, and a chunk of five tokens."""
+    batch = ev.Batch(
+        step=3,
+        t=0.0,
+        uids=[1, 2, 3],
+        req_pool_indices=[0, 1, 2],
+        num_computed_tokens=[8, 8, 0],
+        num_scheduled_tokens=[1, 4, 5],
+        num_decode=1,
+        num_sampled_tokens=[1, 4, 1],
+        page_table_updates=([], [], []),
+        checksum=0,
+        drafts=[[7, 8, 9]],
+    )
+    assert batch.num_prompt_tokens == 5
+    assert measure([batch], 4, 0, {}).computed_tokens == 5

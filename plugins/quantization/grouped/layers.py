@@ -61,7 +61,10 @@ class GroupedLayer(nn.Module):
         return 1
 
     def receive(self, number: int, matrix: GroupedWeight) -> None:
-        """Keep a matrix. After the last one, join those that can be one, so that few are in memory twice at a time."""
+        """Keep a matrix. When the layer has all of them, join those that fit together.
+
+        So at most one layer's matrices are in memory twice.
+        """
         self.found[number] = matrix
         if len(self.found) == self.num_matrices():
             self.matrices = join([self.found[number] for number in sorted(self.found)])

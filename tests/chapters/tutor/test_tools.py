@@ -99,7 +99,7 @@ def test_several_results() -> None:
 
 
 def test_calls(conversations: list[corpus.Conversation]) -> None:
-    """Each call is one that the server's parser reads, of a tool that the system message presents."""
+    """The server's parser reads each call, and the system message presents the tool that it calls."""
     calls = 0
     for talk in conversations:
         assert talk.system is not None
