@@ -95,8 +95,8 @@ def run_leader(
     engine: TorchEngine,
 ) -> None:
     """Run rank 0: schedule requests until a `Stop` message arrives."""
-    for observer in ("metrics", "heap"):  # for `GET /metrics`, and for the memory of an idle server
-        manager.load_built_in("observer", observer)
+    for kind, name in (("observer", "metrics"), ("observer", "heap"), ("scheduler", "pauses")):  # no `LLM` has them
+        manager.load_built_in(kind, name)
     tokenizer = build_tokenizer(config.tokenizer, manager, resolve_model(config.model), False)
     grammars = LazyGrammars(lambda: config.grammar, manager, tokenizer)
     to_api = Push(context, addresses.api).send

@@ -1,6 +1,7 @@
 """`scheduler=prefill_first`: prompts before decode rows, as SGLang does by default.
 
 Every step is either prefill or decode. Time to first token is short, but a long prompt delays every running request.
+In a server, `minisgl.plugins.scheduler.pauses` bounds this delay.
 """
 
 from __future__ import annotations
@@ -20,6 +21,13 @@ class PrefillFirst:
 
     order: str = "fcfs"
     """Order of waiting requests. ``fcfs``: order of arrival; ``lpm``: longest cached prefix first."""
+    max_pause: float = 0.1
+    """Seconds that the running streams of a server wait for prompts at most, as far as chunks of 1,024 prompt tokens
+    allow. 0: no limit. An ``LLM`` has none."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_pause < float("inf"):
+            raise ValueError(f"scheduler.max_pause={self.max_pause} must be 0 or a number of seconds.")
 
     def build(self) -> PrefillFirstPolicy:
         return PrefillFirstPolicy(self.order)

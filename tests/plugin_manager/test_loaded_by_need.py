@@ -96,5 +96,6 @@ def test_the_processes_of_a_server_import_the_selected_plugins(tmp_path: Path, m
     assert len(found) >= 2
     union = {name for plugins, _ in found for name in plugins}
     families = {f"tool_parser.{name}" for name in FAMILIES}  # each looks at the chat template
-    assert selected(union) <= SELECTED - {"live.auto"} | {"observer.heap", "observer.metrics", "live.off"} | families
+    of_server = {"observer.heap", "observer.metrics", "scheduler.pauses", "live.off"}
+    assert of_server <= selected(union) <= SELECTED - {"live.auto"} | of_server | families
     assert {name for _, around in found for name in around} == set()
