@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from statistics import median
 from typing import Any
 
 from minisgl.config import Config
@@ -28,7 +27,8 @@ LEAST_TOKENS = 1024
 SHARE = 0.8
 """The part of ``max_pause`` that prompts may take; the rest is for the decode step and the way to the client."""
 NUM_SAMPLES = 9
-"""The speed is the median of this many measurements, so that one slow step (a compilation, say) does not count."""
+"""The speed is the second highest of this many measurements. Small steps are slower for each token, and so is one in
+which kernels are compiled; and one measurement may be wrong, because the scheduler was late."""
 
 
 class ShortPauses:
@@ -56,7 +56,8 @@ class ShortPauses:
         """The most prompt tokens between two steps with decode rows. Infinite until the speed is known."""
         if not self._speeds:
             return float("inf")
-        return max(LEAST_TOKENS, int(SHARE * self.max_pause * median(self._speeds)))
+        speed = sorted(self._speeds)[-2:][0]
+        return max(LEAST_TOKENS, int(SHARE * self.max_pause * speed))
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
         """Return the plan of the wrapped policy, or one of decode rows only if these have waited long enough."""
