@@ -65,6 +65,7 @@ class Sampler:
         self.draw: Callable[..., Tensor] = draw
         self.argmax: Callable[[Tensor], Tensor] = partial(torch.argmax, dim=1)
         self.mask_tokens: Callable[[Tensor, Tensor, Tensor], None] = logits_processors.mask_tokens
+        self.top_k_p_threshold: Callable[..., Tensor] = logits_processors.top_k_p_threshold
         self.log_sum_exp: Callable[[Tensor], Tensor] = partial(torch.logsumexp, dim=1, keepdim=True)
         self._upload = Uploader(device)
         self._flags = np.zeros(max_running_requests + 1, np.uint8)
@@ -247,7 +248,7 @@ class Sampler:
             for group, width in ((PARTIAL_SORT, partial_width), (FULL_SORT, self.vocab_size)):
                 if plan.flags & group:
                     rows = groups.get(group)
-                    part = logits_processors.top_k_p_threshold(
+                    part = self.top_k_p_threshold(
                         _select_rows(logits, rows), _select_rows(top_k, rows), _select_rows(top_p, rows), width
                     )
                     threshold = _replace_rows(threshold, rows, torch.maximum(part, _select_rows(threshold, rows)))

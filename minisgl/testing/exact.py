@@ -7,6 +7,7 @@ the package `hypothesis`, like the tests.
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.scheduler.build import build_scheduler
 
-__all__ = ["CHOICES", "Answer", "Composition", "Exactness", "compositions"]
+__all__ = ["CHOICES", "Answer", "Composition", "Exactness", "compositions", "example_requests"]
 
 CHOICES = (
     ("cache=radix", "scheduler=prefill_first", "speculation=none"),
@@ -67,6 +68,30 @@ def compositions(requests: int) -> st.SearchStrategy[Composition]:
         overlap=st.booleans(),
         max_prefill_tokens=st.sampled_from([7, 16, 50, 8192]),
     )
+
+
+def example_requests(scale: int = 1) -> list[tuple[list[int], SamplingParams]]:
+    """Return 12 prompts of 1 to 60 tokens below 300, some with a common beginning, and parameters of all kinds.
+
+    Prompts are ``scale`` times as long.
+    """
+    rng = random.Random(0)
+    common = [rng.randrange(300) for _ in range(33 * scale)]
+    kinds = [
+        {"temperature": 0.0, "logprobs": 2},
+        {"temperature": 0.8, "seed": 1, "logprobs": 0},
+        {"temperature": 1.3, "seed": 2, "logprobs": 4, "top_k": 20, "top_p": 0.9},
+        {"temperature": 0.0, "logprobs": 1, "prompt_logprobs": 2},
+        {"temperature": 1.0, "seed": 3, "min_p": 0.02, "logprobs": 20},
+        {"temperature": 0.0, "logprobs": 1, "repetition_penalty": 1.3, "presence_penalty": 0.4},
+    ]
+    made = []
+    for number in range(12):
+        own = [rng.randrange(300) for _ in range(rng.choice([1, 3, 17, 40]) * scale)]
+        prompt = common[: rng.choice([16, 33]) * scale] + own if number % 3 else own
+        more = {"max_tokens": rng.choice([1, 4, 9, 24]), "ignore_eos": True, **kinds[number % len(kinds)]}
+        made.append((prompt[: 60 * scale], SamplingParams(**more)))  # type: ignore[arg-type]
+    return made
 
 
 class Exactness:

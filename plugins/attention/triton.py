@@ -152,7 +152,7 @@ class TritonAttention(FusedStore):
         A tile has ``tile.m`` packed queries: each query token counts once for each query head of a group.
         """
         packed = np.diff(cu_seqlens_q) * heads.group
-        tile = self.kernels.extend_tile(int(packed.max()), heads.head_dim, self.pool.dtype)
+        tile = self.extend_tile(int(packed.max()), heads)
         counts = -(-packed // tile.m)
         row = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         number = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -163,6 +163,10 @@ class TritonAttention(FusedStore):
         host = torch.empty((len(row), 2), dtype=torch.int32, pin_memory=self.device.type == "cuda")
         np.stack((row[order], number[order]), axis=1, out=host.numpy(), casting="same_kind")
         return host.to(self.device, non_blocking=True), tile
+
+    def extend_tile(self, longest: int, heads: Heads) -> Tile:
+        """Return the tile of prefill rows; ``longest`` is the packed queries of the longest row."""
+        return self.kernels.extend_tile(longest, heads.head_dim, self.pool.dtype)
 
     @one_launch
     def forward(self, layer: LayerSpec, q: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,20 +21,25 @@ if TYPE_CHECKING:
 
 @dataclass
 class ExactKernels:
-    """Products, norms, activations and sampling whose bits do not depend on the batch or on tp=1, 2. CPU only."""
+    """Products, norms, activations and sampling whose bits do not depend on the batch or on tp=1, 2."""
 
     def build(self, device: torch.device) -> Kernels:
-        """Build the converter. Raises `ConfigError` without a CPU, and without a C++ compiler."""
+        """Build the converter of the device. Raises `ConfigError` on a CPU without a C++ compiler."""
+        if in_triton(device):
+            from minisgl.plugins.kernels.converted.exact_triton import FixedOrderTritonKernels
+
+            return FixedOrderTritonKernels()
         from minisgl.plugins.kernels.converted.exact import FixedOrderKernels
         from minisgl.plugins.kernels.ops.cpp import elementwise, linear
 
-        if device.type != "cpu":
-            raise ConfigError(
-                f"kernels=exact computes on a CPU, not on {device.type}; there are no such GPU kernels yet."
-            )
         if linear.compiled() is None or elementwise.compiled() is None:
             raise ConfigError("kernels=exact needs minisgl[cpp] and a C++ compiler.")
         return FixedOrderKernels()
+
+
+def in_triton(device: torch.device) -> bool:
+    """Return whether exact kernels for ``device`` are written in Triton: on a GPU, and under Triton's interpreter."""
+    return device.type == "cuda" or os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
 
 
 @hookimpl

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,37 +13,15 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from minisgl import LLM
 from minisgl.config import ConfigError
-from minisgl.core import SamplingParams
 from minisgl.engine.gumbel import Param, draw, token_hashes
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.kernels.converted import exact
 from minisgl.testing.checkpoints import tiny_checkpoint
-from minisgl.testing.exact import Composition, Exactness, compositions
+from minisgl.testing.exact import Composition, Exactness, compositions, example_requests
 
 EXAMPLES = int(os.environ.get("MINISGL_COMPOSITIONS", "250"))
 """Random compositions for each of two sizes of pages."""
-
-
-def requests() -> list[tuple[list[int], SamplingParams]]:
-    """Return prompts of 1 to 60 tokens, some with a common beginning, and parameters of all kinds."""
-    rng = random.Random(0)
-    common = [rng.randrange(300) for _ in range(33)]
-    kinds = [
-        {"temperature": 0.0, "logprobs": 2},
-        {"temperature": 0.8, "seed": 1, "logprobs": 0},
-        {"temperature": 1.3, "seed": 2, "logprobs": 4, "top_k": 20, "top_p": 0.9},
-        {"temperature": 0.0, "logprobs": 1, "prompt_logprobs": 2},
-        {"temperature": 1.0, "seed": 3, "min_p": 0.02, "logprobs": 20},
-        {"temperature": 0.0, "logprobs": 1, "repetition_penalty": 1.3, "presence_penalty": 0.4},
-    ]
-    made = []
-    for number in range(12):
-        own = [rng.randrange(300) for _ in range(rng.choice([1, 3, 17, 40]))]
-        prompt = common[: rng.choice([16, 33])] + own if number % 3 else own
-        more = {"max_tokens": rng.choice([1, 4, 9, 24]), "ignore_eos": True, **kinds[number % len(kinds)]}
-        made.append((prompt[:60], SamplingParams(**more)))  # type: ignore[arg-type]
-    return made
 
 
 SMALL = ("max_running_requests=5", "max_seq_len=96", "max_draft_tokens=3")
@@ -52,7 +29,7 @@ POOLS = {"pages of 16": ("page_size=16", "num_pages=9"), "pages of 3": ("page_si
 
 
 def engine(*words: str) -> Exactness:
-    return Exactness(["device=cpu", "exact=true", *SMALL, *words], requests())
+    return Exactness(["device=cpu", "exact=true", *SMALL, *words], example_requests())
 
 
 @pytest.fixture(scope="module", params=POOLS)

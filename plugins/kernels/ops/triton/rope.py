@@ -77,8 +77,12 @@ def norm_rope_store(
     pool: KVPool,
     layer: int,
     out_cache_loc: Tensor,
+    warps: int | None = None,
 ) -> Tensor:
-    """Compute `minisgl.attention.AttentionBackend.norm_rope_store` on a GPU."""
+    """Compute `minisgl.attention.AttentionBackend.norm_rope_store` on a GPU.
+
+    ``warps`` is Triton's num_warps, on which the order of sums may depend. None: the fastest for the number of tokens.
+    """
     tokens, head_dim = cos_sin.shape
     k, v = pool.layer(layer)
     q = torch.empty((tokens, q_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
@@ -88,7 +92,7 @@ def norm_rope_store(
     norm_rope_store_kernel[(tokens, triton.cdiv(heads, block))](
         qkv, q, k, v, q_weight, k_weight, cos_sin, out_cache_loc, eps, qkv.stride(0), *k.stride()[:3],
         Q_HEADS=q_heads, KV_HEADS=kv_heads, HALF=head_dim // 2, PAGE=pool.page_size, NORM=norm is not None,
-        BLOCK_H=block, BLOCK_HALF=triton.next_power_of_2(head_dim // 2), num_warps=2 if tokens > 1024 else 4,
+        BLOCK_H=block, BLOCK_HALF=triton.next_power_of_2(head_dim // 2), num_warps=warps or (2 if tokens > 1024 else 4),
         **starts_early(qkv),
     )  # fmt: skip
     return q
