@@ -6,7 +6,6 @@ MINISGL_EXACT_SHAPE=0.6b computes the compositions with random weights in the sh
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
