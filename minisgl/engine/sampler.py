@@ -248,9 +248,8 @@ class Sampler:
             for group, width in ((PARTIAL_SORT, partial_width), (FULL_SORT, self.vocab_size)):
                 if plan.flags & group:
                     rows = groups.get(group)
-                    part = self.top_k_p_threshold(
-                        _select_rows(logits, rows), _select_rows(top_k, rows), _select_rows(top_p, rows), width
-                    )
+                    selected = (_select_rows(values, rows) for values in (logits, top_k, top_p))
+                    part = self.top_k_p_threshold(*selected, width)
                     threshold = _replace_rows(threshold, rows, torch.maximum(part, _select_rows(threshold, rows)))
             logits_processors.mask_below(logits, threshold)
         rows = groups.get(RANDOM)

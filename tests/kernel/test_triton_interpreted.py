@@ -1,6 +1,6 @@
 """The Triton kernels of plugins/kernels/ops on a CPU, under Triton's interpreter.
 
-It runs the tests of eight files of tests/gpu, which run compiled on a machine with a GPU.
+It runs the tests of nine files of tests/gpu, which run compiled on a machine with a GPU.
 """
 
 from __future__ import annotations
@@ -34,6 +34,11 @@ def test_fused_products_match_their_torch_references() -> None:
 def test_rounds_match_their_torch_reference() -> None:
     """So do the launch between two rounds of verification, and the replays of one graph in an engine."""
     run_interpreted(GPU / "test_rounds.py")
+
+
+def test_promise_8_exact_kernels() -> None:
+    """So do the kernels of ``exact=true``, and a small engine with them."""
+    run_interpreted(GPU / "test_exact.py")
 
 
 def test_fp8_products_match_float64() -> None:
