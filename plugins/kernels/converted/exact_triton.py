@@ -19,7 +19,6 @@ from minisgl.layers.attention import AttentionLayer, RMSNorm, RMSNormFused
 from minisgl.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from minisgl.layers.linear import GatedMLP, LinearColParallelMerged, LinearQKVMerged, LinearRowParallel
 from minisgl.models.converter import Kernels, convert
-from minisgl.plugins.kernels.ops.triton import activation, exact_linear, exact_sums, norm, sampling
 
 if TYPE_CHECKING:
     from minisgl.engine.sampler import Sampler
@@ -32,6 +31,8 @@ class ExactColParallelMerged(LinearColParallelMerged):
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply x [tokens, in] with all parts: see `LinearColParallelMerged`."""
+        from minisgl.plugins.kernels.ops.triton import exact_linear
+
         return exact_linear.linear(x, self.weight, self.bias)
 
 
@@ -40,6 +41,8 @@ class ExactQKVMerged(LinearQKVMerged):
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply x [tokens, in] with all parts: see `LinearQKVMerged`."""
+        from minisgl.plugins.kernels.ops.triton import exact_linear
+
         return exact_linear.linear(x, self.weight, self.bias)
 
 
@@ -48,6 +51,8 @@ class ExactRowParallel(LinearRowParallel):
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply x [tokens, in / size]: see `LinearRowParallel`."""
+        from minisgl.plugins.kernels.ops.triton import exact_linear
+
         bias = self.bias if self.comm.rank == 0 else None
         y = exact_linear.linear(x, self.weight, bias, halves=2 // self.comm.size)
         return self.comm.all_reduce(y) if self.reduce else y
@@ -58,6 +63,8 @@ class ExactLMHead(ParallelLMHead):
 
     def product(self, hidden: Tensor) -> Tensor:
         """Return the logits [rows, rows of this rank]."""
+        from minisgl.plugins.kernels.ops.triton import exact_linear
+
         return exact_linear.linear(hidden, self.weight)
 
 
@@ -66,6 +73,8 @@ class ExactNorm(RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x [..., dim]."""
+        from minisgl.plugins.kernels.ops.triton import norm
+
         return norm.rms_norm(x, self.weight, self.eps)
 
 
@@ -76,6 +85,8 @@ class ExactNormFused(RMSNormFused):
         self, x: Tensor, residual: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return ``(norm(x + residual), x + residual)``: see `RMSNormFused`."""
+        from minisgl.plugins.kernels.ops.triton import norm
+
         if residual is None:
             return norm.rms_norm(x, self.weight, self.eps), x
         if self.comm is not None:
@@ -88,6 +99,8 @@ class ExactMLP(GatedMLP):
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the MLP of x [tokens, hidden]; returns a partial sum [tokens, hidden]."""
+        from minisgl.plugins.kernels.ops.triton import activation
+
         out: Tensor = self.down_proj(activation.silu_and_mul(self.gate_up_proj(x)))
         return out
 
@@ -131,6 +144,8 @@ class FixedOrderTritonKernels(Kernels):
 
     def convert_sampler(self, sampler: Sampler) -> None:
         """Choose tokens with Triton kernels, and compute sums over the vocabulary in a fixed order."""
+        from minisgl.plugins.kernels.ops.triton import exact_sums, sampling
+
         sampler.draw, sampler.argmax = sampling.gumbel_argmax, sampling.gumbel_argmax
         sampler.mask_tokens = sampling.mask_tokens
         sampler.log_sum_exp, sampler.top_k_p_threshold = exact_sums.log_sum_exp, top_k_p_threshold
@@ -138,6 +153,8 @@ class FixedOrderTritonKernels(Kernels):
 
 def top_k_p_threshold(logits: Tensor, top_k: Tensor, top_p: Tensor, width: int) -> Tensor:
     """Compute `minisgl.engine.logits_processors.top_k_p_threshold` with sums of each row in one order."""
+    from minisgl.plugins.kernels.ops.triton import exact_sums
+
     if width < logits.shape[1]:
         values = logits.topk(width, dim=1).values
     else:
