@@ -17,6 +17,7 @@ from minisgl.engine.gumbel import Param, draw, token_hashes
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.kernels.converted import exact
+from minisgl.plugins.kernels.converted.cpu_layers import CpuDecoderLayers
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.exact import Composition, Exactness, compositions, example_requests
 
@@ -61,9 +62,20 @@ def test_promise_8_equal_bits(exactness: Exactness) -> None:
     check_all(exactness, EXAMPLES, ["answers", "cached tokens", "retractions", "accepted_draft_tokens"])
 
 
+def test_one_call_computes_all_layers(exactness: Exactness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of few tokens is one call of C++, which has the bits of the layers' own code."""
+    calls, serves = [], CpuDecoderLayers.serves
+    monkeypatch.setattr(CpuDecoderLayers, "serves", lambda self, x: calls.append(serves(self, x)) or calls[-1])
+    exactness.check(Composition(((0, 0, None), (1, 0, None))))
+    assert any(calls)
+    monkeypatch.setattr(CpuDecoderLayers, "serves", lambda self, x: False)
+    exactness.check(Composition(tuple((number, 0, None) for number in range(6))))
+
+
 def test_promise_8_a_planted_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A product that chooses its order of sums by the number of rows, as the fastest one does, breaks the promise."""
     monkeypatch.setattr(exact, "PACKED_BYTES", 0)
+    monkeypatch.setattr(CpuDecoderLayers, "serves", lambda self, x: False)  # the layers' own code, with the product
     own = engine("model=tutor", *POOLS["pages of 16"])
     try:
         check_all(own, 5, ["answers"])

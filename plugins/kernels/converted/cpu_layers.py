@@ -14,7 +14,6 @@ from torch import Tensor
 from minisgl.layers.attention import AttentionLayer
 from minisgl.models.decoder import DecoderLayer, DecoderLayers
 from minisgl.plugins.kernels.attention import planned_in_cpp
-from minisgl.plugins.kernels.converted.layers import FastMLP, FastNormFused
 from minisgl.plugins.kernels.ops.cpp import decoder_layers as cpp
 from minisgl.plugins.kernels.ops.launch import in_recording
 
@@ -66,10 +65,10 @@ def _sizes(layer: DecoderLayer) -> tuple[int, ...]:
 
 def _is_usual(layer: Any, x: Tensor) -> bool:
     """Return whether all parts of the layer are converted ones of the core, on one rank, with the dtype of x."""
-    if type(layer) is not DecoderLayer or type(layer.mlp) is not FastMLP or layer.mlp.act_name != "silu":
+    if type(layer) is not DecoderLayer or type(layer.mlp) not in cpp.PARTS or layer.mlp.act_name != "silu":
         return False
     attention, norms = layer.self_attn, (layer.input_layernorm, layer.post_attention_layernorm)
-    if type(attention) is not AttentionLayer or any(type(norm) is not FastNormFused for norm in norms):
+    if type(attention) is not AttentionLayer or any(type(norm) not in cpp.PARTS for norm in norms):
         return False
     heads = () if attention.norm is None else (attention.norm.q, attention.norm.k)
     if any(weight.dtype != x.dtype for weight in (*heads, *(norm.weight for norm in norms))):

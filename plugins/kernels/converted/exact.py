@@ -30,8 +30,10 @@ from minisgl.layers.attention import AttentionLayer, RMSNorm, RMSNormFused
 from minisgl.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from minisgl.layers.linear import GatedMLP, LinearColParallelMerged, LinearQKVMerged, LinearRowParallel
 from minisgl.models.converter import Kernels, convert
+from minisgl.models.decoder import DecoderLayers
+from minisgl.plugins.kernels.converted.cpu_layers import CpuDecoderLayers
 from minisgl.plugins.kernels.converted.layers import use_huge_pages
-from minisgl.plugins.kernels.ops.cpp import elementwise
+from minisgl.plugins.kernels.ops.cpp import decoder_layers, elementwise
 from minisgl.plugins.kernels.ops.cpp import linear as cpp
 from minisgl.plugins.kernels.ops.linear import PACKED_BYTES
 
@@ -55,7 +57,7 @@ class Product:
     def __init__(self, weight: Tensor, name: str):
         self._out_size = len(weight)
         self._padding = -len(weight) % cpp.MULTIPLE
-        weight = weight.detach().contiguous()
+        weight, self._dtype = weight.detach().contiguous(), weight.dtype
         if self._padding:
             weight = nn.functional.pad(weight, (0, 0, 0, self._padding))
         if not cpp.serves(weight):
@@ -77,6 +79,12 @@ class Product:
             assert self._weight is not None
             y = cpp.ordered_linear(x, self._weight, bias)
         return y[:, : self._out_size].contiguous() if self._padding else y
+
+    def in_cpp(self, bias: Tensor | None) -> decoder_layers.Product | None:
+        """Return the same product for `decoder_layers.forward`, or None if outputs are padded."""
+        if self._padding:
+            return None
+        return decoder_layers.ordered_product(self._weight, self._panels, bias, self._dtype)
 
 
 def two_halves(weight: Tensor, ranks: int, name: str) -> list[Product]:
@@ -264,6 +272,23 @@ CLASSES: Mapping[type, type] = MappingProxyType(
 KNOWN = (*CLASSES.values(), VocabParallelEmbedding, AttentionLayer)
 
 
+def _product_in_cpp(layer: Any) -> decoder_layers.Product | None:
+    product: Product = layer.product
+    return product.in_cpp(layer.bias)
+
+
+def _halves_in_cpp(layer: Any) -> decoder_layers.Product | None:
+    halves = [half.in_cpp(None if i else layer.bias) for i, half in enumerate(layer.products)]
+    if len(halves) != 2 or halves[0] is None or halves[1] is None:
+        return None
+    return decoder_layers.halves_product(halves[0], halves[1])
+
+
+decoder_layers.PRODUCTS.update(dict.fromkeys((ExactColParallelMerged, ExactQKVMerged), _product_in_cpp))
+decoder_layers.PRODUCTS[ExactRowParallel] = _halves_in_cpp
+decoder_layers.PARTS.update((ExactMLP, ExactNormFused))
+
+
 class FixedOrderKernels(Kernels):
     """Converts all layers and the sampler. Refuses a model with layers that are not the core's."""
 
@@ -273,7 +298,7 @@ class FixedOrderKernels(Kernels):
 
     def after_loading(self, model: nn.Module) -> None:
         """Convert the layers. Raises `ConfigError` for a layer whose order of sums is not known."""
-        convert(model, CLASSES)
+        convert(model, {**CLASSES, DecoderLayers: CpuDecoderLayers})
         for name, module in model.named_modules():
             kind = type(module)
             if vars(kind).get("softmax_routing"):  # not inherited: a subclass may route otherwise

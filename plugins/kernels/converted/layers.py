@@ -160,6 +160,7 @@ def _product_in_cpp(layer: Any) -> cpp.Product | None:
 
 
 cpp.PRODUCTS.update(dict.fromkeys((FastColParallelMerged, FastQKVMerged, FastRowParallel), _product_in_cpp))
+cpp.PARTS.update((FastMLP, FastNormFused))
 
 
 def convert_layers(model: nn.Module) -> None:

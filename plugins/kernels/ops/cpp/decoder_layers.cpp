@@ -89,6 +89,18 @@ Function PlainProduct(Tensor weight, Tensor panels, Tensor bias, int64_t packed_
   });
 }
 
+// The sum of two products, one for each half of the inputs, rounded to the element type each.
+Function HalvesProduct(Function first, Function second) {
+  return Function::FromTyped([=](TensorView x, TensorView out, int64_t threads) {
+    const int64_t half = x.size(1) / 2;
+    const Columns before(x, 0, half), after(x, half, 2 * half);
+    const Local other(out, {out.size(0), out.size(1)});
+    first(TensorView(before), out, threads);
+    second(TensorView(after), TensorView(other), threads);
+    Add(out, other, threads);
+  });
+}
+
 // Returns a function that computes all layers of x [tokens, hidden], the embedded tokens. It writes the last layer's
 // partial sum to `out` and the residual stream to x. The other arguments are those of NormRopeStore and PagedAttention.
 // `inner` is the number of columns between the MLP's products.
@@ -153,4 +165,5 @@ Function MakeDecoderLayers(Array<Tensor> tensors, Array<double> numbers, Array<F
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(grouped_product, GroupedProduct);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(plain_product, PlainProduct);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(halves_product, HalvesProduct);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(decoder_layers, MakeDecoderLayers);

@@ -17,7 +17,18 @@ if TYPE_CHECKING:
     from minisgl.plugins.kernels.ops.grouped import GroupedWeight
     from minisgl.plugins.kernels.ops.linear import Packed
 
-__all__ = ["MAX_TOKENS", "PRODUCTS", "Product", "forward", "grouped_product", "make", "plain_product"]
+__all__ = [
+    "MAX_TOKENS",
+    "PARTS",
+    "PRODUCTS",
+    "Product",
+    "forward",
+    "grouped_product",
+    "halves_product",
+    "make",
+    "ordered_product",
+    "plain_product",
+]
 
 MAX_TOKENS = 64
 """With more tokens than this, the calls from Python are a small part of a step."""
@@ -35,6 +46,10 @@ PRODUCTS: dict[type, Callable[[Any], Product | None]] = {}
 C++: a subclass may compute something else."""
 
 
+PARTS: set[type] = set()
+"""Classes of a layer's norms and MLP that compute what C++ computes for them. A subclass may compute something else."""
+
+
 def grouped_product(matrices: Sequence[GroupedWeight], bias: Tensor | None, dtype: torch.dtype) -> Product:
     """Return the product with ``matrices``, whose outputs are side by side. ``dtype`` is that of activations."""
     forms = [[*map(int, matrix.form), matrix.outputs] for matrix in matrices]
@@ -49,6 +64,21 @@ def plain_product(weight: Tensor, packed: Packed | None, bias: Tensor | None) ->
     few, most = rows().in_place[weight.dtype], min(MAX_TOKENS, rows().served[weight.dtype])
     function = compiled().plain_product(weight.detach(), panels, _or_empty(bias, weight.dtype), first, few)
     return Product(function, most)
+
+
+def ordered_product(weight: Tensor | None, panels: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Product:
+    """Return the product in the order of `minisgl.plugins.kernels.ops.cpp.linear.ordered_linear`, for any rows.
+
+    Give either ``weight`` [out, in] or ``panels``, the result of `pack` for it. ``dtype`` is that of activations.
+    """
+    matrix = torch.empty((0, 0), dtype=dtype) if weight is None else weight
+    packed = torch.empty((0, 0, 0), dtype=dtype) if panels is None else panels
+    return Product(compiled().plain_product(matrix, packed, _or_empty(bias, dtype), 1, 0))
+
+
+def halves_product(first: Product, second: Product) -> Product:
+    """Return the sum of two products, one for each half of the inputs; each is rounded to the dtype of the result."""
+    return Product(compiled().halves_product(first.function, second.function))
 
 
 def _or_empty(bias: Tensor | None, dtype: torch.dtype) -> Tensor:

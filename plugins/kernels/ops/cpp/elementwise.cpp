@@ -67,6 +67,21 @@ void AddRmsNorm(TensorView x, TensorView residual, TensorView weight, TensorView
   });
 }
 
+// x [rows, size] becomes x + y.
+void Add(TensorView x, TensorView y, int64_t threads) {
+  Check(x, "x", 2, 1), Check(y, "y", 2, 1), SameType(x, y, "y");
+  const int64_t rows = x.size(0), size = x.size(1);
+  CheckSize(x, y, size, "y");
+  WithElementType(x, "x", [&](auto element) {
+    using T = decltype(element);
+    ForRows(rows, size, threads, [&](int64_t row) {
+      T* const to = Row<T>(x, row);
+      const T* const other = Row<T>(y, row);
+      for (int64_t i = 0; i < size; i += kLanes) Store(Load(to + i) + Load(other + i), to + i);
+    });
+  });
+}
+
 }  // namespace minisgl
 
 namespace {

@@ -6,6 +6,7 @@
 namespace minisgl {
 
 void AddRmsNorm(TensorView x, TensorView residual, TensorView weight, TensorView out, double eps, int64_t threads);
+void Add(TensorView x, TensorView y, int64_t threads);
 void SiluAndMul(TensorView x, TensorView out, int64_t threads);
 void NormRopeStore(TensorView qkv, TensorView q, TensorView keys, TensorView values, TensorView q_weight,
                    TensorView k_weight, TensorView cos_sin, TensorView out_cache_loc, double eps, int64_t threads);
