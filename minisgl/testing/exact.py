@@ -73,7 +73,7 @@ def compositions(requests: int) -> st.SearchStrategy[Composition]:
 def example_requests(scale: int = 1) -> list[tuple[list[int], SamplingParams]]:
     """Return 12 prompts of 1 to 60 tokens below 300, some with a common beginning, and parameters of all kinds.
 
-    Prompts are ``scale`` times as long.
+    Prompts and answers are ``scale`` times as long.
     """
     rng = random.Random(0)
     common = [rng.randrange(300) for _ in range(33 * scale)]
@@ -89,7 +89,7 @@ def example_requests(scale: int = 1) -> list[tuple[list[int], SamplingParams]]:
     for number in range(12):
         own = [rng.randrange(300) for _ in range(rng.choice([1, 3, 17, 40]) * scale)]
         prompt = common[: rng.choice([16, 33]) * scale] + own if number % 3 else own
-        more = {"max_tokens": rng.choice([1, 4, 9, 24]), "ignore_eos": True, **kinds[number % len(kinds)]}
+        more = {"max_tokens": rng.choice([1, 4, 9, 24]) * scale, "ignore_eos": True, **kinds[number % len(kinds)]}
         made.append((prompt[: 60 * scale], SamplingParams(**more)))  # type: ignore[arg-type]
     return made
 
