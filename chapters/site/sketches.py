@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from minisgl.chapters.site.diagrams import draw_arrow, draw_box
 from minisgl.trace.draw.svg import NARROW, Picture, figure
 
-__all__ = ["automaton", "blocks", "paged", "roofline", "sequence", "tiles", "verify"]
+__all__ = ["automaton", "blocks", "paged", "roofline", "sequence", "session", "tiles", "verify"]
 
 LANES = (("client", "well"), ("API", "q0"), ("tokenizer", "q3"), ("rank 0", "q2"), ("rank 1", "q2"), ("detok.", "q3"))
 """Names and colours of the lanes of `sequence`."""
@@ -278,4 +278,30 @@ def blocks() -> str:
             pic.path([(left, top + 40), (right, top + 40)], "line")
             pic.text((left + right) / 2, top + 53, f"step {step:.2f}", "mid small soft")
     pic.legend(0, 178, [("free", "became 0"), ("q0", "±1"), ("accepted", "told apart")])
+    return figure(pic.render())
+
+
+SESSION = ((204, 0), (299, 256), (328, 304), (386, 352), (480, 432), (511, 480))
+"""(prompt tokens, cached prompt tokens) of each request of `session`. Chapter 12 compares them with its run."""
+
+
+def session() -> str:
+    """Return the diagram of the prompts of an agent's session: which tokens were cached, and which were computed."""
+    pic = Picture("session", "The prompts of an agent's session")
+    sent, computed = sum(prompt for prompt, _ in SESSION), sum(prompt - cached for prompt, cached in SESSION)
+    pic.desc = " ".join(
+        f"Request {i} has {prompt} prompt tokens, of which {cached} are cached."
+        for i, (prompt, cached) in enumerate(SESSION, 1)
+    ) + f" Together they have {sent:,} tokens, of which {computed} are computed."  # fmt: skip
+    left, scale = 20.0, (NARROW - 20) / max(prompt for prompt, _ in SESSION)
+    pic.text(0, 10, "request, and the tokens of its prompt", "small soft")
+    for i, (prompt, cached) in enumerate(SESSION):
+        top, middle = 20.0 + 28 * i, left + cached * scale
+        pic.text(0, top + 15, str(i + 1), "small soft")
+        if cached:
+            pic.rect(left, top, middle - left - 1, 22, "accepted", r=3)
+            pic.text((left + middle) / 2, top + 15, str(cached), "mid small on")
+        pic.rect(middle, top, (prompt - cached) * scale, 22, "q0", r=3)
+        pic.text(middle + (prompt - cached) * scale / 2, top + 15, str(prompt - cached), "mid small on")
+    pic.legend(0, 20.0 + 28 * len(SESSION) + 8, [("accepted", "cached"), ("q0", "computed")])
     return figure(pic.render())
