@@ -5,7 +5,7 @@ streams of running requests wait for all of these prompts. This wrapper counts t
 with decode rows. When computing more of them would take longer than ``max_pause`` seconds, the next step decodes. It
 measures how many prompt tokens a second the engine computes, by the time between two plans.
 
-A server has it, and an `LLM` has not: nobody waits for its single tokens. It serves a policy whose options have a
+A server has it, and an `LLM` has not: no client waits for its single tokens. It serves a policy whose options have a
 field ``max_pause``. Chunked prefill with decode steps between the chunks is one of the two known ways to bound pauses;
 the other one, chunks in the same step as decode rows, is `scheduler=mixed` (Sarathi-Serve, arXiv:2403.02310).
 """
