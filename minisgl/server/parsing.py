@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,6 +16,7 @@ from minisgl.sampling_params import shorten
 from minisgl.server.errors import ApiError
 
 S = TypeVar("S", bound=msgspec.Struct)
+fields_of = cache(msgspec.structs.fields)  # reads annotations, which takes 0.4 ms each time
 _NOT_A_NUMBER = re.compile(rb"(?<=[\[:,\s])-?(?:NaN|Infinity)(?=[\],}\s])")
 
 
@@ -25,7 +27,7 @@ def parse(body: bytes, kind: type[S], checks: Sequence[Callable[[type, dict[str,
     parameters, not decoded yet: it may refuse them, and remove one that has no effect (`HttpExtension.check_fields`).
     """
     fields = {name: _whole(value) for name, value in _decode_fields(body, kind, checks).items()}
-    known = {field.name: field for field in msgspec.structs.fields(kind)}
+    known = {field.name: field for field in fields_of(kind)}
     for name in fields:
         if name not in known:
             raise unknown_parameter(name)

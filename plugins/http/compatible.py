@@ -23,7 +23,7 @@ from minisgl.sampling_params import shorten
 from minisgl.server.app import Api
 from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension
-from minisgl.server.parsing import decode_field, unknown_parameter
+from minisgl.server.parsing import decode_field, fields_of, unknown_parameter
 from minisgl.server.protocol import ChatRequest, StreamOptions
 
 HINTS: Mapping[str, str] = MappingProxyType(
@@ -156,7 +156,7 @@ class Compatible(HttpExtension):
 
     def check_fields(self, kind: type, fields: dict[str, msgspec.Raw]) -> None:
         self._count_hints_of(kind, fields)
-        known = {field.name for field in msgspec.structs.fields(kind)}
+        known = {field.name for field in fields_of(kind)}
         refused = {**REFUSED, **REFUSED_OF.get(kind, {})}
         for name in [name for name in fields if name not in known]:
             if name in HINTS:

@@ -2,8 +2,8 @@
 
 `scheduler=prefill_first` computes all prompts that fit before it decodes again. When many requests arrive at once, the
 streams of running requests wait for all of these prompts. This wrapper counts the prompt tokens since the last step
-with decode rows. When computing more of them would take longer than ``max_pause`` seconds, the next step decodes. It
-measures how many prompt tokens a second the engine computes, by the time between two plans.
+with decode rows. When computing more of them would take longer than ``max_pause`` seconds, or has taken longer, the
+next step decodes. It measures how many prompt tokens a second the engine computes, by the time between two plans.
 
 A server has it, and an `LLM` has not: no client waits for its single tokens. It serves a policy whose options have a
 field ``max_pause``. Chunked prefill with decode steps between the chunks is one of the two known ways to bound pauses;
@@ -24,8 +24,9 @@ from minisgl.scheduler.base import Budget, Plan, Running, SchedulerPolicy, Waiti
 
 LEAST_TOKENS = 1024
 """Prompt tokens that may always be computed between two steps with decode rows: smaller chunks waste the device."""
-SHARE = 0.8
-"""The part of ``max_pause`` that prompts may take; the rest is for the decode step and the way to the client."""
+SHARE = 0.6
+"""The part of ``max_pause`` that prompts may take; the rest is for a step in flight, the decode step and the way to the
+client."""
 NUM_SAMPLES = 9
 """The speed is the second highest of this many measurements. Small steps are slower for each token, and so is one in
 which kernels are compiled; and one measurement may be wrong, because the scheduler was late."""
@@ -46,6 +47,7 @@ class ShortPauses:
         self._planned = deque[int](maxlen=lag)  # prompt tokens of the last plans; 0: with decode rows too
         self._last_plan = 0.0
         self._tokens = 0  # prompt tokens planned since the last step with decode rows
+        self._since = 0.0  # when that step was planned
 
     def __getattr__(self, name: str) -> Any:
         """Return an optional member of the wrapped policy."""
@@ -66,7 +68,8 @@ class ShortPauses:
         plan = Plan(())
         if decoding:
             left = self.max_tokens - self._tokens
-            if left < LEAST_TOKENS / 2:
+            is_late = self._tokens >= LEAST_TOKENS and self._last_plan - self._since >= SHARE * self.max_pause
+            if is_late or left < LEAST_TOKENS / 2:
                 plan = self.policy.plan((), decoding, budget)
             elif left < budget.tokens:
                 budget.tokens = int(left)
@@ -88,7 +91,10 @@ class ShortPauses:
         has_decode_rows = any(uid in decoding for uid, _ in plan.rows)
         tokens = 0 if has_decode_rows else sum(count for _, count in plan.rows)
         self._planned.append(tokens)
-        self._tokens = self._tokens + tokens if decoding and not has_decode_rows else 0
+        if has_decode_rows or not decoding:
+            self._tokens, self._since = 0, self._last_plan
+        else:
+            self._tokens += tokens
         return plan
 
 
