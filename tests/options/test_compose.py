@@ -173,7 +173,11 @@ def test_value_types_of_plugin_options(mine: PluginManager) -> None:
         ("order=lpm", "Did you mean scheduler.order?"),
         ("server.prot=1", "Did you mean server.port? It has: server.host, server.port"),
         ("server=1", "It has: server.host"),
-        ("scheduler.foo=1", "There is no option 'scheduler.foo' in scheduler=prefill_first. It has: scheduler.order."),
+        (
+            "scheduler.foo=1",
+            "There is no option 'scheduler.foo' in scheduler=prefill_first. It has: scheduler.order, "
+            "scheduler.max_pause.",
+        ),
         ("+scheduler.foo=1", "There is no option 'scheduler.foo' in scheduler=prefill_first."),
         ("scheduler.odrer=lpm", "Did you mean scheduler.order?"),
         ("scheduler.patience=1", "It is an option of scheduler=decode_first; did you mean to choose that?"),

@@ -118,7 +118,7 @@ def complete_in_bash(line: str, env: dict[str, str], breaks: str = " \t\n\"'><=;
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 def test_completion_in_bash(on_path: dict[str, str], tmp_path: Path) -> None:
-    options = ["order", "patience", "preempt", "interactive", "step_tokens", "batch_share"]
+    options = ["order", "patience", "max_pause", "preempt", "interactive", "step_tokens", "batch_share"]
     keys = ["scheduler=", *(f"scheduler.{option}=" for option in options)]
     assert complete_in_bash("minisgl sched", on_path) == keys
     assert complete_in_bash("minisgl tp=2 cache=", on_path) == ["groups", "naive", "radix", "states"]
