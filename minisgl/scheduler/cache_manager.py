@@ -100,7 +100,7 @@ class CacheManager:
         self.reuses = cache.reuses and not spec.has_states  # the pages of a prefix hold no state
         self.allocator = PageAllocator(spec.num_pages, spec.max_running_requests)
         self.request_table = RequestTable(spec)
-        self.reserve = Reserve()  # tokens of each running request for which admission keeps pages free
+        self.reserve = Reserve(spec.max_seq_len)  # tokens of each running request for which admission keeps pages free
         self._rematch = getattr(cache, "rematch", lambda key, last: cache.match(key))
         self.last_launched_step = -1
         self.last_read_step = -1

@@ -186,8 +186,9 @@ class Reserve:
     with its ``new_token_ratio``, which falls with every step and rises after a retraction.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_seq_len: int) -> None:
         self.mean_length = FIRST_LENGTH
+        self._max_length = max(max_seq_len / SHARE, FIRST_LENGTH)  # from here on, a request has its largest reserve
 
     @property
     def num_tokens(self) -> int:
@@ -200,4 +201,4 @@ class Reserve:
 
     def pages_ran_out(self) -> None:
         """Raise the estimate, because a request is retracted for lack of pages: the reserve was too small."""
-        self.mean_length += self.mean_length / WINDOW
+        self.mean_length = min(self.mean_length * (1 + 1 / WINDOW), self._max_length)

@@ -46,7 +46,7 @@ def test_long_answers_are_retracted_less() -> None:
 
 @pytest.mark.parametrize("length", [8, 12, 2000])
 def test_reserve_follows_the_answers(length: int) -> None:
-    reserve = Reserve()
+    reserve = Reserve(4096)
     assert reserve.num_tokens == FIRST_LENGTH / 4 == 32
     for _ in range(300):
         reserve.answer_ended(length)
@@ -58,6 +58,18 @@ def test_reserve_follows_the_answers(length: int) -> None:
     for _ in range(300):
         reserve.answer_ended(length)
     assert reserve.num_tokens == settled
+
+
+def test_reserve_has_a_bound() -> None:
+    """A thousand retractions, between which no answer ends, once made a number that fits into no page table."""
+    spec = EngineSpec(4, 40, 4, 160, 50)
+    reserve = Reserve(spec.max_seq_len)
+    for _ in range(1000):
+        reserve.pages_ran_out()
+    assert reserve.num_tokens == spec.max_seq_len
+    for _ in range(200):
+        reserve.answer_ended(20)
+    assert reserve.num_tokens <= 10
 
 
 def test_aborted_requests_do_not_count() -> None:

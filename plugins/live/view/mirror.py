@@ -60,7 +60,7 @@ class Mirror:
         """Cached page → the token ids whose KV it holds, int32 ``[page_size]``."""
         self._retiring: deque[tuple[int, I32]] = deque()
         self._unlocks: deque[tuple[int, list[int]]] = deque()
-        self._reserve = Reserve()
+        self._reserve = Reserve(spec.max_seq_len)
         self._failed = False
         self._num_added = self._num_admitted = 0
         self._without_token: set[int] = set()  # open requests that have no token yet
