@@ -8,13 +8,14 @@ temperature, top-k, top-p, min-p, where each processor works on the result of th
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 PARTIAL_SORT_WIDTH = 256
 """For a row with top_k from 1 to this number, only this number of the row's largest logits is sorted. The width is a
 constant, so the floating-point sums of a row do not depend on the parameters of other rows."""
-
 
 MASK_BYTES = 32 << 20
 """Largest size in bytes of the masks that `mask_tokens` unpacks at a time."""
@@ -55,12 +56,12 @@ def apply_penalties(logits: Tensor, history: Tensor, repetition: Tensor, presenc
     return logits - frequency[:, None] * counts - presence[:, None] * (counts > 0)
 
 
-def top_k_p_threshold(logits: Tensor, top_k: Tensor, top_p: Tensor, width: int) -> Tensor:
+def top_k_p_threshold(logits: Tensor, top_k: Tensor, top_p: Tensor, width: int, sums: Any = torch) -> Tensor:
     """Return the smallest logit [rows, 1] that top-k followed by top-p keeps. Equal logits are kept too.
 
     ``top_k`` is int32 (0: off), ``top_p`` is in (0, 1] (Holtzman et al., "The curious case of neural text
     degeneration", 2019). Only the ``width`` largest logits of a row are sorted: ``width`` must be the vocabulary
-    size, or at least every row's top_k with no top_k off.
+    size, or at least every row's top_k with no top_k off. ``sums`` has torch's functions ``softmax`` and ``cumsum``.
     """
     if width < logits.shape[1]:
         values = logits.topk(width, dim=1).values
@@ -68,8 +69,8 @@ def top_k_p_threshold(logits: Tensor, top_k: Tensor, top_p: Tensor, width: int) 
         values = logits.sort(dim=1, descending=True).values
     limit = torch.where(top_k > 0, top_k.clamp(max=width), width)
     beyond = torch.arange(width, device=logits.device) >= limit[:, None]
-    probs = values.masked_fill(beyond, -torch.inf).softmax(dim=1)
-    before = probs.cumsum(dim=1) - probs  # total probability of the more likely tokens
+    probs = sums.softmax(values.masked_fill(beyond, -torch.inf), dim=1)
+    before = sums.cumsum(probs, dim=1) - probs  # total probability of the more likely tokens
     kept = ((before < top_p[:, None]) | (top_p[:, None] >= 1.0)) & ~beyond
     kept[:, 0] = True
     return values.gather(1, kept.sum(dim=1, keepdim=True) - 1)

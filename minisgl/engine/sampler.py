@@ -248,8 +248,7 @@ class Sampler:
             for group, width in ((PARTIAL_SORT, partial_width), (FULL_SORT, self.vocab_size)):
                 if plan.flags & group:
                     rows = groups.get(group)
-                    selected = (_select_rows(values, rows) for values in (logits, top_k, top_p))
-                    part = self.top_k_p_threshold(*selected, width)
+                    part = self.top_k_p_threshold(*(_select_rows(x, rows) for x in (logits, top_k, top_p)), width)
                     threshold = _replace_rows(threshold, rows, torch.maximum(part, _select_rows(threshold, rows)))
             logits_processors.mask_below(logits, threshold)
         rows = groups.get(RANDOM)

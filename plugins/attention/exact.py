@@ -8,22 +8,19 @@ is `minisgl.plugins.kernels.ops.triton.exact_attention`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from minisgl.attention import AttentionBackend, AttnNeeds, GraphKey, LayerSpec, QKNorm
+from minisgl.attention import AttentionBackend, AttnNeeds, LayerSpec, QKNorm
 from minisgl.hooks import hookimpl
 from minisgl.plugins.attention.triton import Triton, TritonAttention
-from minisgl.plugins.kernels.attention import FusedStore
 from minisgl.plugins.kernels.exact import in_triton
-from minisgl.plugins.kernels.ops.fp8 import QuantizedRows
 from minisgl.utils.launch import one_launch
 
 if TYPE_CHECKING:
-    from minisgl.kvcache.pool import KVPool
     from minisgl.plugins.kernels.ops.triton.attention import Heads, Tile
 
 
@@ -44,10 +41,6 @@ class ExactTritonAttention(TritonAttention):
 
     def needs(self) -> AttnNeeds:
         return replace(super().needs(), shared_prefix=False, fused_rows=0)
-
-    def bind(self, pool: KVPool, layers: Sequence[LayerSpec], keys: Sequence[GraphKey]) -> None:
-        super().bind(pool, layers, keys)
-        self.fused_rows = 0
 
     def extend_tile(self, longest: int, heads: Heads) -> Tile:
         """Return the tile of all rows."""
@@ -70,16 +63,13 @@ class ExactTritonAttention(TritonAttention):
             attention(q, out, rows, heads, tiles[heads.group][0], cu_seqlens_q, self.programs)
         return out
 
-    def attend(
-        self,
-        layer: LayerSpec,
-        qkv: torch.Tensor,
-        norm: QKNorm | None,
-        cos_sin: torch.Tensor,
-        out_cache_loc: torch.Tensor,
-    ) -> torch.Tensor:
-        """Compute `AttentionBackend.attend`, always in its launches."""
-        return FusedStore.attend(self, layer, qkv, norm, cos_sin, out_cache_loc)
+    def fuses(self, layer: LayerSpec, qkv: torch.Tensor) -> bool:
+        """Return False: the fused kernels have another order of sums."""
+        return False
+
+    def _quantizes(self, layer: LayerSpec, rows: int) -> bool:
+        """Return False: no launch quantises its result."""
+        return False
 
     def norm_rope_store(
         self,
@@ -94,17 +84,6 @@ class ExactTritonAttention(TritonAttention):
 
         heads = (layer.q_heads, layer.kv_heads)
         return rope.norm_rope_store(qkv, *heads, norm, cos_sin, self.pool, layer.index, out_cache_loc, warps=4)
-
-    def attend_quantized(
-        self,
-        layer: LayerSpec,
-        qkv: torch.Tensor,
-        norm: QKNorm | None,
-        cos_sin: torch.Tensor,
-        out_cache_loc: torch.Tensor,
-    ) -> QuantizedRows | None:
-        """Return None: the launches quantise nothing."""
-        return None
 
 
 @hookimpl

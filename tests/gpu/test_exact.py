@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -138,22 +139,22 @@ def test_sums_of_logits(columns: int, device: torch.device, compiled: bool, gene
     """Log-probabilities and top-p thresholds are those of torch, and do not depend on the other rows."""
     if not compiled and columns > 1000:
         columns = 5000
-    from minisgl.plugins.kernels.converted.exact_triton import top_k_p_threshold
     from minisgl.plugins.kernels.ops.triton import exact_sums
 
     logits = torch.randn(300 if compiled else 3, columns, generator=generator, device=device) * 3
-    sums, added = exact_sums.log_sum_exp(logits), exact_sums.cumulative_sum(logits.abs())
+    sums, added = exact_sums.log_sum_exp(logits), exact_sums.cumsum(logits.abs())
     torch.testing.assert_close(sums, logits.logsumexp(1, keepdim=True))
     torch.testing.assert_close(added, logits.abs().cumsum(1), rtol=1e-4, atol=1e-4)
     top_k = torch.full((len(logits),), 20, dtype=torch.int32, device=device)
     top_p = torch.full((len(logits),), 0.9, device=device)
+    top_k_p_threshold = partial(logits_processors.top_k_p_threshold, sums=exact_sums)
     thresholds = top_k_p_threshold(logits, top_k, top_p, 256)
     expected = logits_processors.top_k_p_threshold(logits, top_k, top_p, 256)
     assert (thresholds != expected).sum() <= len(logits) // 100  # a sum may lie on the border
     for batch in (1, 2, 7, 64, 299) if compiled else (1, 2):
         some = slice(1, 1 + batch)
         assert torch.equal(exact_sums.log_sum_exp(logits[some]), sums[some])
-        assert torch.equal(exact_sums.cumulative_sum(logits[some].abs()), added[some])
+        assert torch.equal(exact_sums.cumsum(logits[some].abs()), added[some])
         assert torch.equal(top_k_p_threshold(logits[some], top_k[some], top_p[some], 256), thresholds[some])
 
 

@@ -8,13 +8,14 @@ can be recorded in CUDA graphs. `minisgl.plugins.kernels.converted.exact` is the
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
 
 from minisgl.config import ConfigError
+from minisgl.engine.logits_processors import top_k_p_threshold
 from minisgl.layers.attention import AttentionLayer, RMSNorm, RMSNormFused
 from minisgl.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from minisgl.layers.linear import GatedMLP, LinearColParallelMerged, LinearQKVMerged, LinearRowParallel
@@ -23,7 +24,7 @@ from minisgl.models.converter import Kernels, convert
 if TYPE_CHECKING:
     from minisgl.engine.sampler import Sampler
 
-__all__ = ["FixedOrderTritonKernels", "top_k_p_threshold"]
+__all__ = ["FixedOrderTritonKernels"]
 
 
 class ExactColParallelMerged(LinearColParallelMerged):
@@ -148,22 +149,5 @@ class FixedOrderTritonKernels(Kernels):
 
         sampler.draw, sampler.argmax = sampling.gumbel_argmax, sampling.gumbel_argmax
         sampler.mask_tokens = sampling.mask_tokens
-        sampler.log_sum_exp, sampler.top_k_p_threshold = exact_sums.log_sum_exp, top_k_p_threshold
-
-
-def top_k_p_threshold(logits: Tensor, top_k: Tensor, top_p: Tensor, width: int) -> Tensor:
-    """Compute `minisgl.engine.logits_processors.top_k_p_threshold` with sums of each row in one order."""
-    from minisgl.plugins.kernels.ops.triton import exact_sums
-
-    if width < logits.shape[1]:
-        values = logits.topk(width, dim=1).values
-    else:
-        values = logits.sort(dim=1, descending=True).values
-    limit = torch.where(top_k > 0, top_k.clamp(max=width), width)
-    beyond = torch.arange(width, device=logits.device) >= limit[:, None]
-    kept_values = values.masked_fill(beyond, -torch.inf)
-    probs = (kept_values - exact_sums.log_sum_exp(kept_values)).exp()
-    before = exact_sums.cumulative_sum(probs) - probs  # total probability of the more likely tokens
-    kept = ((before < top_p[:, None]) | (top_p[:, None] >= 1.0)) & ~beyond
-    kept[:, 0] = True
-    return values.gather(1, kept.sum(dim=1, keepdim=True) - 1)
+        sampler.log_sum_exp = exact_sums.log_sum_exp
+        sampler.top_k_p_threshold = partial(top_k_p_threshold, sums=exact_sums)

@@ -1,4 +1,4 @@
-"""`device_function`, a function that Triton kernels call, with one key in Triton's cache for each kernel; `is_hopper`.
+"""`device_function`, a function that Triton kernels call, with one key in Triton's cache for each kernel.
 
 Triton's cache of compiled kernels has a key for each kernel: a hash of its source, of the functions that it calls, and
 of the global constants that they use. In Triton 3.6 and 3.7, the key of a kernel lacks the constants of a called
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import triton
 
-__all__ = ["device_function", "is_hopper"]
+__all__ = ["device_function", "is_hopper", "multiprocessors"]
 
 
 def device_function(function: Callable[..., Any]) -> Any:
@@ -32,3 +32,9 @@ def device_function(function: Callable[..., Any]) -> Any:
 def is_hopper(device: torch.device) -> bool:
     """Return whether the CUDA device is a Hopper GPU (compute capability 9), such as the H100 and the H200."""
     return torch.cuda.get_device_capability(device)[0] == 9
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    """Return the CUDA device's number of multiprocessors."""
+    return torch.cuda.get_device_properties(device).multi_processor_count

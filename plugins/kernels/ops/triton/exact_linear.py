@@ -11,7 +11,6 @@ A row-parallel product is computed in two halves of its inputs. Each is rounded 
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minisgl.plugins.kernels.ops.triton.device import device_function
+from minisgl.plugins.kernels.ops.triton.device import device_function, multiprocessors
 from minisgl.plugins.kernels.ops.triton.early import start_next, starts_early, wait_for_previous
 
 __all__ = ["linear", "segments", "tile_of"]
@@ -154,12 +153,6 @@ def segments(inputs: int, dtype: torch.dtype) -> int:
     return next((count for count in range(most, 1, -1) if steps % count == 0), 1)
 
 
-@functools.cache
-def _programs(device: torch.device) -> int:
-    """Return the number of programs that keep a device busy: one for each multiprocessor."""
-    return 1 if device.type != "cuda" else torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, halves: int = 1, *, split: bool | None = None
 ) -> Tensor:
@@ -178,7 +171,7 @@ def linear(
     steps = triton.cdiv(triton.cdiv(inputs, tile.k), pieces)
     tiles = triton.cdiv(rows, tile.m) * triton.cdiv(out, tile.n)
     if split is None:
-        split = tiles < _programs(x.device) and pieces * halves > 1
+        split = tiles < (multiprocessors(x.device) if x.is_cuda else 1) and pieces * halves > 1
     partial = torch.empty((pieces * halves, rows, out), dtype=torch.float32, device=x.device) if split else y
     early = starts_early(x)
     product_kernel[(tiles, pieces * halves if split else 1)](

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["cumulative_sum", "log_sum_exp"]
+__all__ = ["cumsum", "log_sum_exp", "softmax"]
 
 BLOCK = 4096
 
@@ -54,8 +54,16 @@ def log_sum_exp(logits: Tensor) -> Tensor:
     return out
 
 
-def cumulative_sum(x: Tensor) -> Tensor:
-    """Return the sums of the first 1, 2, 3, … numbers of each row: float32 [rows, columns] → the same shape."""
+def softmax(logits: Tensor, dim: int = 1) -> Tensor:
+    """Return the softmax of each row: float32 [rows, columns] → the same shape. ``dim`` must be 1."""
+    return (logits - log_sum_exp(logits)).exp()
+
+
+def cumsum(x: Tensor, dim: int = 1) -> Tensor:
+    """Return the sums of the first 1, 2, 3, … numbers of each row: float32 [rows, columns] → the same shape.
+
+    ``dim`` must be 1.
+    """
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     if len(x):
         block = min(1024, triton.next_power_of_2(x.shape[1]))

@@ -18,7 +18,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from minisgl.plugins.kernels.ops.triton.activation import gate
-from minisgl.plugins.kernels.ops.triton.device import is_hopper
+from minisgl.plugins.kernels.ops.triton.device import is_hopper, multiprocessors
 
 ROWS = 2048
 """The smallest number of rows for which this kernel was faster than cuBLAS plus the activation, on an H200."""
@@ -88,7 +88,7 @@ def gated_linear(x: Tensor, weight: Tensor, act: str, tile: Tile = TILE) -> Tens
     (rows, inner), dim = x.shape, weight.shape[0] // 2
     out = torch.empty((rows, dim), dtype=x.dtype, device=x.device)
     # PROGRAMS is the same constant when there are fewer tiles: each other value would be compiled separately.
-    programs = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 4
+    programs = multiprocessors(x.device) if x.is_cuda else 4
     tiles = triton.cdiv(rows, tile.m) * triton.cdiv(dim, tile.n)
     gated_linear_kernel[(min(tiles, programs),)](
         TensorDescriptor.from_tensor(x, [tile.m, tile.k]),

@@ -17,7 +17,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from minisgl.plugins.kernels.ops.triton.activation import gate
-from minisgl.plugins.kernels.ops.triton.device import device_function, is_hopper
+from minisgl.plugins.kernels.ops.triton.device import device_function, is_hopper, multiprocessors
 from minisgl.plugins.kernels.ops.triton.early import start_next, starts_early, wait_for_previous
 from minisgl.plugins.kernels.ops.triton.moe import Tiles
 
@@ -121,11 +121,6 @@ def serves(x: Tensor, gate_up: Tensor, down: Tensor) -> bool:
         and gate_up.data_ptr() % 16 == down.data_ptr() % 16 == 0
         and is_hopper(x.device)  # the first GPU with TMA
     )
-
-
-def multiprocessors(device: torch.device) -> int:
-    """Return the GPU's number of multiprocessors. One persistent program runs on each."""
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def up(x: Tensor, gate_up: Tensor, pairs: Tensor, owner: Tensor, top_k: int, act: str, tiles: Tiles) -> Tensor:
