@@ -224,14 +224,13 @@ def allocate_states(
 
     Raises `ConfigError` for options that such a model can't have yet.
     """
-    speculation, graph = (manager.name_of(group, getattr(config, group)) for group in ("speculation", "graph"))
-    why, what = "", f"{config.model} has layers with a recurrent state"
+    speculation = manager.name_of("speculation", config.speculation)
+    what = f"{config.model} has layers with a recurrent state"
     if speculation not in ("none", "null"):
-        why = f"speculation={speculation}: a rejected draft can't be taken back out of a state. Use speculation=none."
-    elif graph not in ("none", "null") and (graph, device.type) != ("auto", "cpu"):
-        why = f"graph={graph}: graphs record no states. Use graph=none."
-    if why:
-        raise ConfigError(f"{what}, which excludes {why}")
+        raise ConfigError(
+            f"{what}, which excludes speculation={speculation}: a rejected draft can't be taken back out of a state. "
+            "Use speculation=none."
+        )
     snapshots = getattr(config.cache, "snapshots", 0)
     slots = config.max_running_requests + 1 + snapshots
     states = [torch.zeros((slots, *shape), dtype=dtype, device=device) for shape, dtype in shapes]

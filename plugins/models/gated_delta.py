@@ -165,6 +165,8 @@ class Pieces:
         """Return the batch of ``ctx``, and the pieces in which its tokens are absorbed."""
         batch, saves = ctx.batch, ctx.state_saves
         assert batch is not None
+        if batch.graph_key is not None:  # a recording: its tensors must not outlive the forward pass
+            return batch, list(_pieces(batch, saves))
         if self._made is None or self._made[0] is not batch or self._made[1] is not saves:
             self._made = batch, saves, list(_pieces(batch, saves))
         return batch, self._made[2]
@@ -209,7 +211,9 @@ def delta_rule(
     from_state = total.exp()[..., None]
     system = (k @ k.mT) * past * beta[..., None]
     target = beta[..., None] * (v - from_state * (k @ state))
-    u = torch.linalg.solve_triangular(system, target, upper=False, unitriangular=True)
+    u = target  # the solution for a single token
+    if q.shape[-2] > 1:
+        u = torch.linalg.solve_triangular(system, target, upper=False, unitriangular=True)
     read = from_state * (q @ state) + ((q @ k.mT) * past) @ u
     to_end = (total[..., -1:] - total).exp()[..., None]
     return read, state * from_state[..., -1:, :] + (k * to_end).mT @ u

@@ -57,6 +57,9 @@ class ReplayingRunner:
         self.begin, self.sample, self.read = runner.begin, runner.sample, runner.read
         needs, piecewise = runner.attention.needs(), getattr(graph, "piecewise", None)
         self._repeats, self._fused_rows = needs.device_lengths, needs.fused_rows
+        self._has_states = runner.spec.has_states
+        if self._has_states:  # a state absorbs the tokens of each row on its own, which no bucket of tokens records
+            piecewise = None
         self.piecewise_keys: Sequence[GraphKey] = piecewise(runner.max_step_tokens) if piecewise is not None else ()
         keys = graph.buckets(runner.spec.max_running_requests) if needs.graph else ()
         if needs.shared_prefix:  # only for multiples of 32 rows: padding costs less than more recordings
@@ -135,6 +138,7 @@ class ReplayingRunner:
         if key.shared_prefix:
             batch = replace(batch, shared_prefix_len=self.runner.inputs.shared_prefix_len)
         self.runner.attention.plan(batch)
+        self.runner.ctx.batch, self.runner.ctx.state_saves = batch, None  # layers with a state read the static buffers
 
     # ---- before the first step ------------------------------------------------------------------
 
@@ -143,7 +147,8 @@ class ReplayingRunner:
         runner, keys = self.runner, [*self.decode_keys, *self.piecewise_keys]
         assert runner.ctx.pool is not None
         runner.attention.bind(runner.ctx.pool, runner.model.attention_layers(), self.decode_keys)
-        if runner.size == 1 and keys:  # a collective may wait for the other ranks while it is recorded
+        # A collective may wait for the other ranks while it is recorded. A prompt with states can't be recorded.
+        if runner.size == 1 and keys and not self._has_states:
             cases = [Case(partial(self._make_buffers, k), self._forward_buffers, k.piecewise) for k in sorted(keys)]
             steps = steps_with_prompts(runner.spec)
             cases += [Case(partial(runner.prepare, step), self._forward_and_sample) for step in steps]
