@@ -25,7 +25,7 @@ __all__ = ["LLM", "SamplingParams", "__version__", "hookimpl"]
 
 def __getattr__(name: str) -> Any:
     if name == "LLM":
-        from minisgl.llm import LLM
+        from minisgl.llm import llm_class
 
-        return LLM
+        return llm_class()
     raise AttributeError(f"module 'minisgl' has no attribute {name!r}")

@@ -24,12 +24,12 @@ from minisgl.models.generation_config import default_sampling_params, with_defau
 from minisgl.models.resolve import resolve_model, warn_of_same_name
 from minisgl.options.compose import compose
 from minisgl.outputs import Choice, Outputs, RequestOutput
-from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugin_manager.discovery import exists, import_module
+from minisgl.plugin_manager.manager import BUILT_IN, PluginManager
 from minisgl.scheduler.build import build_scheduler
 from minisgl.tokenizer.detokenizer import Detokenizer, check_stops
 from minisgl.tokenizer.grammar import LazyGrammars
 from minisgl.tokenizer.tokenizer import build_tokenizer
-from minisgl.utils.interrupts import DeferredInterrupt
 from minisgl.utils.openmp import SPIN_WARNING, THREADS_SPIN
 
 __all__ = ["LLM", "Choice", "RequestOutput"]
@@ -47,10 +47,10 @@ class LLM:
     a context manager, or call `close`. Raise `ConfigError` if the options are wrong. Methods may be called from several
     threads: one `generate`, `chat` or `step` runs at a time, and the other threads wait.
 
-    Ctrl-C (SIGINT) takes effect between two turns of the scheduler: the requests of the interrupted call are aborted,
-    open requests of `add_request` stay open, and the next call works. A second Ctrl-C takes effect at once. If it, or
-    any other error, breaks a turn off, the LLM is closed: every later call raises a RuntimeError that says so. The
-    error is an `EngineDeadError` if the engine failed.
+    If an error breaks a call off, the LLM is closed: every later call raises a RuntimeError that says so. The error is
+    an `EngineDeadError` if the engine failed. A refused request closes nothing. Ctrl-C (SIGINT) is such an error too,
+    except with the class that ``from minisgl import LLM`` imports, `plugins/command/interrupts/llm.py`: its calls can
+    be interrupted between two turns of the scheduler.
     """
 
     def __init__(self, model: str = "tutor", *, overrides: Sequence[str] = ()):
@@ -69,9 +69,6 @@ class LLM:
         self._lock = threading.RLock()
         self._next_uid = 0
         self._next_request_id = 0
-        # False while a call changes the scheduler, the engine or the outputs. If an exception leaves it False, they may
-        # disagree, and the LLM must be closed.
-        self._consistent = True
         self._closed: tuple[type[RuntimeError], str] | None = None  # the error that every call raises
         self._released = False
         self.engine = start_engine(self.config, self.plugin_manager)
@@ -96,8 +93,7 @@ class LLM:
         with self._lock:
             if self._closed is None:
                 self._closed = RuntimeError, "this LLM was closed; make another one"
-            with DeferredInterrupt():
-                self._release()
+            self._release()
 
     def _release(self) -> None:
         if self._released:
@@ -173,9 +169,11 @@ class LLM:
         Nothing is computed before `step` is called. Raise `InvalidRequestError` for a prompt or a parameter that can't
         be served.
         """
+        self._check_open()
+        ids, each = [self._encode(prompt, "the prompt")], self._params(params, 1)
         outputs: list[RequestOutput] = []
         with self._call(outputs):
-            self._add([self._encode(prompt, "the prompt")], self._params(params, 1), outputs)
+            self._add(ids, each, outputs)
         return outputs[0].request_id
 
     def step(self) -> list[RequestOutput]:
@@ -197,10 +195,7 @@ class LLM:
         A request id that is unknown, or whose request has ended, is ignored.
         """
         with self._call():
-            self._consistent = False
-            for uid in self._outputs.uids_of(request_id):
-                self.scheduler.abort_request(uid)
-            self._consistent = True
+            self._abort(self._outputs.uids_of(request_id))
 
     def has_unfinished_requests(self) -> bool:
         """Return whether `step` has outputs left to deliver."""
@@ -212,10 +207,6 @@ class LLM:
 
     def _check_open(self) -> None:
         """Raise RuntimeError if this LLM was closed."""
-        if self._closed is None:
-            with self._lock:
-                if not self._consistent:  # a call was broken off, and so was the handling of its exception
-                    self._close_after(KeyboardInterrupt())
         if self._closed is not None:
             kind, message = self._closed
             raise kind(message)
@@ -245,21 +236,19 @@ class LLM:
 
     def _run(self, prompts: list[list[int]], params: list[SamplingParams], bar: bool | None) -> list[RequestOutput]:
         outputs: list[RequestOutput] = []
-        with self._call(outputs) as interrupt:
+        with self._call(outputs):
             self._add(prompts, params, outputs)
-            self._finish(outputs, interrupt, bar)
+            self._finish(outputs, bar)
             for output in outputs:  # these outputs belong to the caller of `generate`, not to the next `step`
                 self._changed.pop(output.request_id, None)
         return outputs
 
-    def _finish(self, outputs: list[RequestOutput], interrupt: DeferredInterrupt, progress: bool | None) -> None:
+    def _finish(self, outputs: list[RequestOutput], progress: bool | None) -> None:
         """Run turns until each of these outputs is finished."""
         ended = {output.request_id: 0 for output in outputs}  # request id → choices that have ended
         unfinished = set(ended)
         with _bar(sum(len(output.choices) for output in outputs), progress) as bar:
             while unfinished:
-                if interrupt.deliver():
-                    self._check_open()  # the handler may have closed this LLM
                 for output in self._turn():
                     if output.request_id in unfinished:
                         now = sum(choice.finish_reason is not None for choice in output.choices)
@@ -291,82 +280,56 @@ class LLM:
         """Queue one choice. Return the scheduler's copy of the prompt, which the next choices share."""
         params = msgspec.structs.replace(params, n=1)
         uid, self._next_uid = self._next_uid, self._next_uid + 1
-        self._consistent = False
-        try:
-            self.scheduler.add_request(uid, ids, params)
-        except Exception:
-            self._consistent = uid not in self.scheduler.requests  # refused before anything changed
-            raise
+        self.scheduler.add_request(uid, ids, params)
         self._outputs.expect(uid, output, k, params)
-        self._consistent = True
         return self.scheduler.requests[uid].prompt_ids
 
     def _turn(self) -> list[RequestOutput]:
-        """Run one `_scheduler_turn`. While it runs, and if it raises, ``_consistent`` is False."""
-        self._consistent = False
-        changed = self._scheduler_turn()
-        self._consistent = True
-        return changed
-
-    def _scheduler_turn(self) -> list[RequestOutput]:
         """Run one turn of the scheduler, and abort the requests that met a stop string. Return the changed outputs."""
         out = self.scheduler.step()
         changed, stopped = self._outputs.book(out)
         self._changed.update((output.request_id, output) for output in changed)
-        for uid in stopped:
-            self.scheduler.abort_request(uid)
+        self._abort(stopped)
         # The last request has ended: process the result of the step that was in flight then.
         while not self._outputs.open and self.scheduler.has_work:
             self.scheduler.step()
         return changed
 
-    @contextlib.contextmanager
-    def _call(self, outputs: Sequence[RequestOutput] = ()) -> Iterator[DeferredInterrupt]:
-        """Let one call at a time change the scheduler. Ctrl-C waits for the end of the body, or for `deliver`.
+    def _abort(self, uids: Sequence[int]) -> None:
+        """Abort these choices. The next turn ends them."""
+        for uid in uids:
+            self.scheduler.abort_request(uid)
 
-        After an exception, what is left of ``outputs`` is cancelled, or this LLM is closed if a turn was broken off.
+    @contextlib.contextmanager
+    def _call(self, outputs: Sequence[RequestOutput] = ()) -> Iterator[None]:
+        """Let one call at a time change the scheduler.
+
+        If a request is refused, the other ``outputs`` are cancelled. Any other exception closes this LLM, because it
+        may have broken off a change.
         """
         with self._lock:
             self._check_open()
             try:
-                with DeferredInterrupt() as interrupt:
-                    yield interrupt
-            except BaseException as error:
-                # Python runs no signal handler between the exception and this assignment.
-                consistent, self._consistent = self._consistent, False
-                self._recover(error, outputs, consistent)
-                raise
-
-    # ---- after an exception -------------------------------------------------------------------------
-
-    def _recover(self, error: BaseException, outputs: Sequence[RequestOutput], consistent: bool) -> None:
-        """Cancel what is left of these requests after an exception, or close this LLM if a turn was broken off.
-
-        After a KeyboardInterrupt, the next Ctrl-C is the second one: it is not deferred, and closes this LLM.
-        """
-        defer = contextlib.nullcontext() if isinstance(error, KeyboardInterrupt) else DeferredInterrupt()
-        try:
-            if consistent and self._closed is None:
-                with defer:
+                try:
+                    yield
+                except InvalidRequestError:
                     self._cancel(outputs)
-        except BaseException as second:
-            error = second
-            raise
-        finally:
-            if not self._consistent:
+                    raise
+            except InvalidRequestError:
+                raise
+            except BaseException as error:
                 self._close_after(error)
+                raise
 
     def _cancel(self, outputs: Sequence[RequestOutput]) -> None:
         """Abort what is left of these requests, and drop their outputs: `step` does not return them."""
         request_ids = {output.request_id for output in outputs}
-        uids = [uid for uid, (output, _) in self._outputs.open.items() if output.request_id in request_ids]
-        for uid in uids:
-            self.scheduler.abort_request(uid)
+        uids = [uid for request_id in request_ids for uid in self._outputs.uids_of(request_id)]
+        self._abort(uids)
         while any(uid in self._outputs.open for uid in uids):
-            self._scheduler_turn()
+            self._turn()
         for request_id in request_ids:
             self._changed.pop(request_id, None)
-        self._consistent = True
 
     def _close_after(self, error: BaseException) -> None:
         """Close this LLM, because ``error`` broke off a call that was changing its state."""
@@ -374,7 +337,6 @@ class LLM:
             cause = ": ".join(filter(None, (type(error).__name__, str(error))))
             kind = EngineDeadError if isinstance(error, EngineDeadError) else RuntimeError
             self._closed = kind, f"this LLM was closed after {cause}; make another one"
-        self._consistent = True
         self._outputs = Outputs(Detokenizer(self.tokenizer))
         self._changed.clear()
         if isinstance(error, Exception):  # unlike KeyboardInterrupt, it leaves the requests in order
@@ -386,6 +348,13 @@ class LLM:
             self._release()
         except Exception:
             log.warning("the engine could not be closed", exc_info=True)
+
+
+def llm_class() -> type[LLM]:
+    """Return the class that ``from minisgl import LLM`` imports: `LLM`, with care for Ctrl-C if there is its plugin."""
+    name = f"{BUILT_IN}.command.interrupts.llm"
+    found: type[LLM] = import_module(name, name).InterruptibleLLM if exists(name) else LLM
+    return found
 
 
 def _bar(total: int, progress: bool | None) -> Any:

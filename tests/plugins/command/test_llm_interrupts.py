@@ -24,13 +24,14 @@ from minisgl.config import ConfigError
 from minisgl.core import EngineDeadError, EngineSpec, InvalidRequestError
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.command.interrupts import llm as interrupts
 from minisgl.scheduler import Plan
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.sim import SimEngine
 from minisgl.testing.truth import SimRequest
 
 ROOT = Path(minisgl.__file__).parent
-FILES = (f"{ROOT}/llm.py", f"{ROOT}/outputs.py", f"{ROOT}/scheduler/", f"{ROOT}/engine/")
+FILES = (f"{ROOT}/llm.py", f"{ROOT}/outputs.py", f"{ROOT}/scheduler/", f"{ROOT}/engine/", interrupts.__file__)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 TWO = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True, n=2, logprobs=0)
 PROMPTS = [[5, 6, 7], list(range(30, 50)), [9] * 5]
