@@ -12,9 +12,9 @@ import numpy as np
 
 from minisgl.core import I32, EngineSpec, Req
 from minisgl.kvcache import Key, MatchResult
-from minisgl.plugins.cache.grouped.manager import GroupCacheManager
 from minisgl.plugins.cache.grouped.table import GroupTable
-from minisgl.plugins.cache.grouped.tree import GroupedCache, Path
+from minisgl.plugins.cache.grouped.tree import Path
+from minisgl.plugins.cache.groups import GroupCacheManager, GroupedCache
 from minisgl.testing.drive import Job, make_plugin
 from minisgl.testing.kv_groups import WindowDrive, group
 from minisgl.testing.planted import ArrivalOrderPolicy, job
@@ -57,7 +57,7 @@ class PlantedWindow:
 
 def _windows_moved(tokens: int) -> Bug:
     """Patch the manager: it clears the columns of queries that are this number of positions later."""
-    real = GroupCacheManager._clear_behind
+    real = GroupCacheManager.clear_behind
 
     def clear(self: GroupCacheManager, rows: I32) -> None:
         right = self.request_table.windows.copy()
@@ -65,7 +65,7 @@ def _windows_moved(tokens: int) -> Bug:
         real(self, rows)
         self.request_table.windows[:] = right
 
-    return patch.object(GroupCacheManager, "_clear_behind", clear)
+    return patch.object(GroupCacheManager, "clear_behind", clear)
 
 
 def page_freed_early() -> Bug:
@@ -85,12 +85,12 @@ def page_kept_late() -> Bug:
 
 def never_freed() -> Bug:
     """Patch the manager: windows are masked only, and keep their pages."""
-    return patch.object(GroupCacheManager, "_clear_behind", lambda self, rows: None)
+    return patch.object(GroupCacheManager, "clear_behind", lambda self, rows: None)
 
 
 def unlocked_in_flight() -> Bug:
     """Patch the manager: cached pages behind a window are evictable at once, although a step reads them."""
-    real = GroupCacheManager._clear_behind
+    real = GroupCacheManager.clear_behind
 
     def clear(self: GroupCacheManager, rows: I32) -> None:
         before = len(self._pending_unlocks)
@@ -101,12 +101,12 @@ def unlocked_in_flight() -> Bug:
             for path in paths:
                 self.cache.unlock(path)
 
-    return patch.object(GroupCacheManager, "_clear_behind", clear)
+    return patch.object(GroupCacheManager, "clear_behind", clear)
 
 
 def never_unlocked() -> Bug:
     """Patch the manager: cached pages behind a window stay locked."""
-    real = GroupCacheManager._clear_behind
+    real = GroupCacheManager.clear_behind
 
     def clear(self: GroupCacheManager, rows: I32) -> None:
         before = len(self._pending_unlocks)
@@ -114,7 +114,7 @@ def never_unlocked() -> Bug:
         while len(self._pending_unlocks) > before:
             self._pending_unlocks.pop()
 
-    return patch.object(GroupCacheManager, "_clear_behind", clear)
+    return patch.object(GroupCacheManager, "clear_behind", clear)
 
 
 @contextmanager
@@ -191,7 +191,7 @@ def spares_lost() -> Bug:
 
 def cached_page_as_spare() -> Bug:
     """Patch the manager: a page behind the window is filled again, although it is the cache's."""
-    real = GroupCacheManager._clear_behind
+    real = GroupCacheManager.clear_behind
 
     def clear(self: GroupCacheManager, rows: I32) -> None:
         table = self.request_table
@@ -200,7 +200,7 @@ def cached_page_as_spare() -> Bug:
         real(self, rows)
         table.is_cached[:] = right
 
-    return patch.object(GroupCacheManager, "_clear_behind", clear)
+    return patch.object(GroupCacheManager, "clear_behind", clear)
 
 
 def end_keeps_locks() -> Bug:
@@ -217,7 +217,7 @@ def end_keeps_locks() -> Bug:
 
 def spare_reused_too_soon() -> Bug:
     """Patch the manager: the pages that a chunk has just filled become spares with the others behind its window."""
-    real = GroupCacheManager._clear_behind
+    real = GroupCacheManager.clear_behind
 
     def clear(self: GroupCacheManager, rows: I32) -> None:
         real(self, rows)
@@ -229,7 +229,7 @@ def spare_reused_too_soon() -> Bug:
                     table.spares[row][number].append(int(table.tables[row, number, first]))
                     table.num_spares[row, number] = 1
 
-    return patch.object(GroupCacheManager, "_clear_behind", clear)
+    return patch.object(GroupCacheManager, "clear_behind", clear)
 
 
 LONG = [job(1, 30, 20), job(2, 25, 20, first=9), job(3, 34, 12, first=17, arrive=2), job(4, 9, 30, first=25, arrive=3)]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from minisgl.core import EngineSpec, KVGroup, Req, SamplingParams
-from minisgl.plugins.cache.grouped.tree import tail_pages
+from minisgl.plugins.cache.groups import tail_pages
 from minisgl.scheduler.page_allocator import CACHE
 from minisgl.testing import SimViolation
 from minisgl.testing.drive import Job, make_plugin
@@ -111,10 +111,10 @@ def test_hit_ends_where_all_groups_have_their_pages() -> None:
     shared.run([Job(2, branch, SamplingParams(max_tokens=4, temperature=0.0))])
     assert shared.report.finished[2].cached_tokens == 40  # nothing was evicted: the pages behind the window are there
     cache = shared.scheduler.cache_manager.cache
-    full = {page for node, g in cache._owner.values() for page in [node.pages[0]] if g == 0}
-    windows = [page for page in cache._unused if page not in full]
+    full = {page for node, g in cache.owners.values() for page in [node.pages[0]] if g == 0}
+    windows = [page for page in cache.unused if page not in full]
     for page in windows:
-        cache._unused = {page: None} | {p: None for p in cache._unused if p != page}
+        cache.unused = {page: None} | {p: None for p in cache.unused if p != page}
         shared.scheduler.cache_manager.allocator.free_evicted(cache.evict(1))
     shared.scheduler.cache_manager._version += 1
     shared.run([Job(3, [*branch[:40], 1, 2], SamplingParams(max_tokens=4, temperature=0.0))])

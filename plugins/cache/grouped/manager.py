@@ -14,6 +14,7 @@ What differs from the core's manager:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,7 +22,7 @@ import numpy as np
 from minisgl.core import I32, EngineSpec, Req, Step
 from minisgl.kvcache import MatchResult
 from minisgl.plugins.cache.grouped.table import GroupTable
-from minisgl.plugins.cache.grouped.tree import ABSENT, GroupedCache, Path
+from minisgl.plugins.cache.grouped.tree import ABSENT, PageTree, Path
 from minisgl.scheduler.cache_manager import AdmissionCost, CacheManager
 from minisgl.scheduler.observer import Observer
 
@@ -29,13 +30,13 @@ _NONE = np.empty(0, np.int32)
 _ALL = 2**31 - 1
 
 
-class GroupCacheManager(CacheManager):
+class GroupManager(CacheManager, ABC):
     """The pages of several KV groups. Observers are told of no single page: their events know one group."""
 
-    cache: GroupedCache
+    cache: PageTree
     request_table: GroupTable
 
-    def __init__(self, spec: EngineSpec, cache: GroupedCache, events: Observer):
+    def __init__(self, spec: EngineSpec, cache: PageTree, events: Observer):
         super().__init__(spec, cache, Observer())
         self.request_table = GroupTable(spec)
 
@@ -145,7 +146,7 @@ class GroupCacheManager(CacheManager):
             left = max(self.num_available_pages - reserved, 0)
             self._offer(req, req.prefix_match.ids, computed // self.spec.page_size, left)
             self._promise(row)  # so the next request of the step does not offer the same pages
-        self._clear_behind(step.req_pool_indices)
+        self.clear_behind(step.req_pool_indices)
         for req in reqs:
             self._promise(req.req_pool_idx)
 
@@ -174,29 +175,24 @@ class GroupCacheManager(CacheManager):
             self.allocator.incref(pages)
             self._version += 1
 
-    def _clear_behind(self, rows: I32) -> None:
-        """Clear the columns of windows that no query after the launched step reads."""
-        table, size = self.request_table, self.spec.page_size
-        firsts = np.maximum(table.num_computed_tokens[rows][:, None] - table.windows + 1, 0) // size
-        moved = (table.windows >= 0) & (firsts > table.firsts[rows])
-        unlocked: list[int] = []
-        for i, group in np.argwhere(moved).tolist():
-            row, first = int(rows[i]), int(firsts[i, group])
-            columns = slice(int(table.firsts[row, group]), first)
-            pages, is_cached = table.tables[row, group, columns], table.is_cached[row, group, columns]
-            unlocked += pages[is_cached].tolist()
-            spares = table.spares[row][group]
-            spares += pages[~is_cached].tolist()
-            is_cached[:] = False
-            table.firsts[row, group] = first
-            self._retire_spares(row, group, spares)
-        if unlocked:
-            pages = np.array(unlocked, np.int32)
-            self._pending_unlocks.append((self.last_launched_step, [Path([], unlocked)], pages))
+    @abstractmethod
+    def clear_behind(self, rows: I32) -> None:
+        """Clear the columns of windows that no query after the launched step reads. ``rows`` are those of the step."""
 
-    def _retire_spares(self, row: int, group: int, spares: list[int]) -> None:
-        """Retire the spares that the request can't fill: it fills those of the rest of its prompt, or the next one."""
+    def unlock_later(self, pages: Sequence[int]) -> None:
+        """Unlock pages of the cache when the result of the launched step has been read: until then it reads them."""
+        if pages:
+            unlocked = [Path([], list(pages))]
+            self._pending_unlocks.append((self.last_launched_step, unlocked, np.array(pages, np.int32)))
+
+    def add_spares(self, row: int, group: int, pages: Sequence[int]) -> None:
+        """Keep pages of the request as its spares. Retire those that it can't fill.
+
+        It fills those of the rest of its prompt, or the next one. ``table.ends`` must be right.
+        """
         table = self.request_table
+        spares = table.spares[row][group]
+        spares += pages
         left = -(-int(table.num_prefill_tokens[row]) // self.spec.page_size) - int(table.ends[row, group])
         retired = spares[max(left, 1) :]
         del spares[max(left, 1) :]

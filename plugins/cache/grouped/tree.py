@@ -1,4 +1,4 @@
-"""The prefix cache of `cache=groups`: a tree with one node for each page of tokens, which has a page of each KV group.
+"""The tree of `cache=groups`: a node for each page of tokens, which has a page of each KV group.
 
 A node lacks the page of a group if it was evicted, or if a request kept it. A prefix can be used if each group has all
 that its layers read: a group without a window has all pages of the prefix, and a group with a window of n positions has
@@ -8,7 +8,8 @@ prefix before its first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,53 +46,38 @@ class Path:
         self.nodes, self.pages = nodes, pages
 
 
-class GroupedCache:
+class PageTree(ABC):
     """A `PrefixCache` whose matches have an array of pages int32 ``[pages, groups]``.
 
     Where a group needs no page of a matched prefix, the array has ``spec.num_pages``, the scratch page.
-    ``make_manager`` makes the `CacheManager` that knows this array.
+
+    - ``make_manager`` makes the `CacheManager` that knows this array.
+    - ``needed`` has for each group the number of pages at the end of a prefix that the layers of the group read.
+    - ``roots``: the first node of each namespace. It has no tokens and no pages.
+    - ``owners``: the node and the group of each page of the cache.
+    - ``unused``: the pages without users, as keys, in the order in which they lost their last user.
     """
 
     reuses = True
 
-    def __init__(self, spec: EngineSpec, make_manager: Callable[..., Any]):
-        self.spec, self.make_manager = spec, make_manager
-        self.needed = [tail_pages(group.window, spec.page_size) for group in spec.groups]
+    def __init__(self, spec: EngineSpec, make_manager: Callable[..., Any], needed: Sequence[int]):
+        self.spec, self.make_manager, self.needed = spec, make_manager, list(needed)
         self.roots: dict[Hashable, Node] = {}
-        self._owner: dict[int, tuple[Node, int]] = {}  # each page of the cache: its node and group
+        self.owners: dict[int, tuple[Node, int]] = {}  # each page of the cache: its node and group
         self._users: dict[int, int] = {}  # each page with users: their number
-        self._unused: dict[int, None] = {}  # pages without users, the next to be evicted first
+        self.unused: dict[int, None] = {}  # pages without users, the next to be evicted first
 
     @property
     def evictable_pages(self) -> int:
-        return len(self._unused)
+        return len(self.unused)
 
     @property
     def total_pages(self) -> int:
-        return len(self._owner)
+        return len(self.owners)
 
+    @abstractmethod
     def match(self, key: Key) -> MatchResult:
-        """Return the longest prefix that is valid in all groups."""
-        size, groups = self.spec.page_size, range(len(self.needed))
-        node = self.roots.get(key.namespace) or Node(None, key.namespace, len(self.needed))
-        nodes, longest, runs = [node], 0, [0 for _ in groups]  # runs: pages of each group, without a gap up to here
-        for at in range(len(key.ids) // size):
-            child = node.children.get(key.ids[at * size : (at + 1) * size].tobytes())
-            if child is None:
-                break
-            node = child
-            nodes.append(node)
-            runs = [run + 1 if page != ABSENT else 0 for run, page in zip(runs, node.pages, strict=True)]
-            if all(run >= min(at + 1, needed) for run, needed in zip(runs, self.needed, strict=True)):
-                longest = at + 1
-        pages = np.full((longest, len(self.needed)), self.spec.num_pages, np.int32)
-        used: list[int] = []
-        for at in range(longest):
-            for group in groups:
-                if at >= longest - self.needed[group]:
-                    pages[at, group] = nodes[at + 1].pages[group]
-                    used.append(nodes[at + 1].pages[group])
-        return MatchResult(Path(nodes[: longest + 1], used), pages, sum(page in self._unused for page in used))
+        """Return the longest prefix of ``key.ids`` that is valid in all groups, and change nothing."""
 
     def lock(self, handle: Path) -> None:
         """Keep the pages of the path from eviction until `unlock`, and its nodes in the tree."""
@@ -101,10 +87,14 @@ class GroupedCache:
             handle.nodes[-1].held += 1
         self._count_users(handle.pages)
 
+    def count_unused(self, pages: Iterable[int]) -> int:
+        """Return how many of these pages of the cache have no user."""
+        return sum(page in self.unused for page in pages)
+
     def _count_users(self, pages: Iterable[int]) -> None:
         for page in pages:
             self._users[page] = self._users.get(page, 0) + 1
-            self._unused.pop(page, None)
+            self.unused.pop(page, None)
 
     def unlock(self, handle: Path) -> None:
         """Remove one user from each of the pages. The last page is the first to be evicted."""
@@ -112,10 +102,10 @@ class GroupedCache:
             self._users[page] -= 1
             if not self._users[page]:
                 del self._users[page]
-                self._unused[page] = None
+                self.unused[page] = None
         if handle.nodes:
             handle.nodes[-1].held -= 1
-            self._prune(handle.nodes[-1])
+            self.prune(handle.nodes[-1])
 
     def extend(self, path: Path, ids: I32) -> None:
         """Lengthen the locked path by the pages that it lacks of the prefix ``ids``."""
@@ -132,7 +122,7 @@ class GroupedCache:
         """Make the cache the owner of a page, with one user."""
         assert node.pages[group] == ABSENT
         node.pages[group] = page
-        self._owner[page] = node, group
+        self.owners[page] = node, group
         self._users[page] = 1
 
     def insert(self, base: Path | None, key: Key, start: int, pages: I32) -> InsertResult:
@@ -141,15 +131,15 @@ class GroupedCache:
 
     def evict(self, pages: int) -> I32:
         """Remove ``pages`` pages without users, or all if there are fewer, and return them."""
-        evicted = [page for page, _ in zip(self._unused, range(pages), strict=False)]
+        evicted = [page for page, _ in zip(self.unused, range(pages), strict=False)]
         for page in evicted:
-            del self._unused[page]
-            node, group = self._owner.pop(page)
+            del self.unused[page]
+            node, group = self.owners.pop(page)
             node.pages[group] = ABSENT
-            self._prune(node)
+            self.prune(node)
         return np.array(evicted, np.int32)
 
-    def _prune(self, node: Node) -> None:
+    def prune(self, node: Node) -> None:
         """Remove the node if nothing needs it, and then its parent."""
         while not node.held and not node.children and all(page == ABSENT for page in node.pages):
             if node.parent is None:
@@ -171,14 +161,9 @@ class GroupedCache:
             assert here or node.children or node.held, "the tree has a node without a use"
             assert not here.keys() & found.keys(), "a page has two nodes"
             found |= here
-        assert found == self._owner, "the pages of the nodes are not those of the cache"
-        assert self._unused.keys() | self._users.keys() == found.keys(), "a page neither has users nor can be evicted"
-        assert not self._unused.keys() & self._users.keys(), "a page with users can be evicted"
+        assert found == self.owners, "the pages of the nodes are not those of the cache"
+        assert self.unused.keys() | self._users.keys() == found.keys(), "a page neither has users nor can be evicted"
+        assert not self.unused.keys() & self._users.keys(), "a page with users can be evicted"
 
 
-def tail_pages(window: int, page_size: int) -> int:
-    """Return how many pages before a position at a page's begin its query reads; with window -1: all (2^31 - 1)."""
-    return 2**31 - 1 if window < 0 else -(-(window - 1) // page_size)
-
-
-__all__ = ["ABSENT", "GroupedCache", "Node", "Path", "tail_pages"]
+__all__ = ["ABSENT", "Node", "PageTree", "Path"]
