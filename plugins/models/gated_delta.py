@@ -8,7 +8,7 @@ Rule, 2024.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -40,6 +40,9 @@ class GatedDeltaNet(nn.Module):
 
     ``number`` counts the layers of this kind, which share ``pieces``. The output is a partial sum.
     """
+
+    gated_delta_rule: ClassVar[bool] = True
+    """Kernels may replace `mix` of this class: `minisgl.plugins.kernels.converted.gated_delta.FastDecode`."""
 
     def __init__(self, number: int, pieces: Pieces, c: ModelConfig, ctx: Context):
         super().__init__()
@@ -102,22 +105,35 @@ class GatedDeltaNet(nn.Module):
 
         Each row goes on with the state in its slot, or with zeros if it begins at position 0, and leaves its new state.
         """
-        batch, pieces = self.pieces.of_step(self.ctx)
         mixed, gate, beta, decay = self.project(x)
+        out = torch.empty((len(x), self.v_heads * self.dv), dtype=x.dtype, device=x.device)
+        states = self.ctx.states[2 * self.number : 2 * self.number + 2]
+        self.mix(states, self.pieces.of_step(self.ctx), mixed, gate, beta, decay, out)
+        result: Tensor = self.out_proj(out)
+        return result
+
+    def mix(
+        self, states: list[Tensor], pieces: list[_Piece], mixed: Tensor, gate: Tensor, beta: Tensor, decay: Tensor,
+        out: Tensor,
+    ) -> None:  # fmt: skip
+        """Absorb the tokens of ``pieces``, all from the first one's on, into ``states``, those of this layer.
+
+        The other tensors are [tokens, features] of all tokens of the step. What is read after each token, normed and
+        gated, is written to ``out``.
+        """
+        rest = slice(pieces[0].tokens.start, None)
         log_decay = -self.A_log.float().exp() * F.softplus(decay.float() + self.dt_bias)
         beta = beta.sigmoid().float()
-        out = torch.empty_like(gate)
-        states = self.ctx.states[2 * self.number : 2 * self.number + 2]
+        read = torch.empty_like(out)
         for piece in pieces:
-            slots, begins = batch.req_pool_indices[piece.rows].long(), piece.begins.view(-1, 1, 1)
+            slots, begins = piece.slots.long(), piece.begins.view(-1, 1, 1)
             parts = (part[piece.tokens].unflatten(0, (len(slots), -1)) for part in (mixed, beta, log_decay))
-            out[piece.tokens] = self._absorb(states, slots, begins, *parts).flatten(0, 1)
+            read[piece.tokens] = self._absorb(states, slots, begins, *parts).flatten(0, 1)
             if piece.save is not None:
                 for state in states:
                     state[piece.save] = state[slots[0]]
-        heads = (len(x), self.v_heads, self.dv)
-        result: Tensor = self.out_proj(self.norm(out.view(heads), gate.reshape(heads)).flatten(1))
-        return result
+        normed = self.norm(*(part[rest].unflatten(-1, (self.v_heads, self.dv)) for part in (read, gate)))
+        out[rest] = normed.flatten(1)
 
     def _absorb(
         self, states: list[Tensor], slots: Tensor, begins: Tensor, mixed: Tensor, beta: Tensor, log_decay: Tensor
@@ -147,9 +163,9 @@ class GatedDeltaNet(nn.Module):
 
 
 class _Piece(NamedTuple):
-    """Tokens of a step that are absorbed at once: equally many of each of ``rows``."""
+    """Tokens of a step that are absorbed at once: equally many of some rows."""
 
-    rows: slice
+    slots: Tensor  # [rows] int32: the slots of their states
     tokens: slice
     begins: Tensor  # [rows] bool: whether the row begins at position 0 with these tokens
     save: int | None = None  # the slot in which the state after these tokens is saved
@@ -161,33 +177,33 @@ class Pieces:
     def __init__(self) -> None:
         self._made: tuple[AttnBatch, tuple[I32, I32, I32] | None, list[_Piece]] | None = None
 
-    def of_step(self, ctx: Context) -> tuple[AttnBatch, list[_Piece]]:
-        """Return the batch of ``ctx``, and the pieces in which its tokens are absorbed."""
+    def of_step(self, ctx: Context) -> list[_Piece]:
+        """Return the pieces in which the tokens of the batch of ``ctx`` are absorbed."""
         batch, saves = ctx.batch, ctx.state_saves
         assert batch is not None
         if batch.graph_key is not None:  # a recording: its tensors must not outlive the forward pass
-            return batch, list(_pieces(batch, saves))
+            return list(_pieces(batch, saves))
         if self._made is None or self._made[0] is not batch or self._made[1] is not saves:
             self._made = batch, saves, list(_pieces(batch, saves))
-        return batch, self._made[2]
+        return self._made[2]
 
 
 def _pieces(batch: AttnBatch, saves: tuple[I32, I32, I32] | None) -> Iterator[_Piece]:
     """Yield the tokens of all decode rows, and then those of each other row, up to each position that is saved."""
     if batch.num_decode:
         rows = slice(0, batch.num_decode)
-        yield _Piece(rows, rows, batch.seq_lens[rows] == 1)
+        yield _Piece(batch.req_pool_indices[rows], rows, batch.seq_lens[rows] == 1)
     stops: dict[int, list[tuple[int, int | None]]] = {}
     for row, position, slot in zip(*(column.tolist() for column in saves or ()), strict=True):
         stops.setdefault(row, []).append((position, slot))
     borders, lengths = batch.cu_seqlens_q_cpu.tolist(), batch.seq_lens_cpu.tolist()
     for row in range(batch.num_decode, len(borders) - 1):
         token, end, length = borders[row], borders[row + 1], lengths[row]
-        begins = batch.seq_lens[row : row + 1] == end - token
+        slots, begins = batch.req_pool_indices[row : row + 1], batch.seq_lens[row : row + 1] == end - token
         for position, slot in [*stops.get(row, ()), (length, None)]:
             stop = end - length + position
             if stop > token:
-                yield _Piece(slice(row, row + 1), slice(token, stop), begins, slot)
+                yield _Piece(slots, slice(token, stop), begins, slot)
                 token, begins = stop, torch.zeros_like(begins)
 
 

@@ -23,6 +23,8 @@ from minisgl.plugins.models.qwen3_next import Qwen3NextForCausalLM, SharedExpert
 class SeparateProjections(GatedDeltaNet):
     """A gated delta net whose checkpoint has a matrix for queries, keys and values, and others for all else."""
 
+    gated_delta_rule: ClassVar[bool] = True
+
     def input_projection(self, hidden_size: int) -> Merged:
         """Build the projection, whose rows are queries, keys, values, gates, betas and decays."""
         rank, size, begin, parts = self.ctx.comm.rank, self.ctx.comm.size, 0, []

@@ -115,6 +115,8 @@ class GatedAttention(AttentionLayer):
 class SharedExpertMoE(MoELayer):
     """An MoE layer with one more expert, which computes every token, and a gate for its output."""
 
+    softmax_routing: ClassVar[bool] = True
+
     def __init__(self, c: ModelConfig, ctx: Context):
         experts, top_k = c.num_experts or c.need("num_experts"), c.need("num_experts_per_tok")
         sizes = (c.hidden_size, c.need("moe_intermediate_size"), experts, top_k)

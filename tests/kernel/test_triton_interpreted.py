@@ -1,6 +1,6 @@
 """The Triton kernels of plugins/kernels/ops on a CPU, under Triton's interpreter.
 
-It runs the tests of nine files of tests/gpu, which run compiled on a machine with a GPU.
+It runs the tests of ten files of tests/gpu, which run compiled on a machine with a GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ GPU = Path(__file__).parents[1] / "gpu"
 
 def test_kernels_match_their_torch_references() -> None:
     """The kernel tests of tests/gpu pass in a process with TRITON_INTERPRET=1."""
-    run_interpreted(GPU / "test_triton_kernels.py", GPU / "test_reduce.py")
+    run_interpreted(GPU / "test_triton_kernels.py", GPU / "test_reduce.py", GPU / "test_gated_delta.py")
 
 
 def test_decode_layer_matches_its_torch_references() -> None:

@@ -8,6 +8,7 @@ from torch import nn
 
 from minisgl.models.converter import Kernels
 from minisgl.plugins.kernels.converted.decoder_layers import convert_decoder
+from minisgl.plugins.kernels.converted.gated_delta import convert_gated_delta
 from minisgl.plugins.kernels.converted.layers import convert_layers, use_huge_pages
 from minisgl.plugins.kernels.ops.compilations import Compilations
 
@@ -28,6 +29,7 @@ class ConvertedKernels(Kernels):
     def after_loading(self, model: nn.Module) -> None:
         """Convert the layers, one by one, and on a GPU the decoder layers together."""
         convert_layers(model)
+        convert_gated_delta(model)
         convert_decoder(model)
 
     def convert_sampler(self, sampler: Sampler) -> None:
