@@ -2,7 +2,7 @@
 
 A GPU with e4m3 gets ``triton``. But a Hopper GPU gets ``flashinfer`` for more than one row, if it is installed and
 serves the shape. A CPU, or a GPU without e4m3 or Triton, gets ``torch``. What is faster was measured on an H200: see
-docs/design/fp8.md.
+docs/design/fp8.md. On a machine where FlashInfer's product is not compiled yet, ``triton`` serves until it is.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ FEW_ROWS = 1
 class Auto:
     """The fastest installed product for this device, shape and number of rows."""
 
+    behind: bool = True
+    """If FlashInfer's product must be compiled, which takes two minutes, start with Triton's and change over when it is
+    compiled. False: compile first, for measurements. With ``tp`` above 1 it is always compiled first."""
+
     def build(self, device: torch.device, build_other: Callable[[str], Fp8Gemm]) -> Fp8Gemm:
         """Build the backends that can be used on the device."""
         import torch
@@ -40,7 +44,10 @@ class Auto:
         few = [build_other("triton"), reference]
         if capability[0] != 9 or importlib.util.find_spec("flashinfer") is None:
             return AutoFp8Gemm(few, few)
-        return AutoFp8Gemm(few, [build_other("flashinfer"), *few])
+        from minisgl.plugins.kernels.ops.fp8_behind import ChangingFp8Gemm
+
+        flashinfer: Any = build_other("flashinfer")
+        return AutoFp8Gemm(few, [ChangingFp8Gemm(few[0], flashinfer, self.behind), *few])
 
 
 class Product(NamedTuple):
@@ -95,6 +102,23 @@ class AutoFp8Gemm:
             prepare: Any = getattr(backend, "prepare", None)
             if chosen and prepare is not None:
                 prepare(chosen, rows)
+
+
+@hookimpl
+def minisgl_wrap_runner() -> Any:
+    """Change the product between two steps, if one is compiled while another one serves."""
+
+    def wrap(runner: Any, model_runner: Any) -> Any:
+        modules: Any = getattr(model_runner.model, "modules", tuple)
+        gemms = {getattr(getattr(module, "fp8", None), "gemm", None) for module in modules()}
+        for backend in (each for gemm in gemms for each in getattr(gemm, "many", ())):
+            if getattr(backend, "preparation", None) is not None:
+                from minisgl.plugins.kernels.ops.fp8_behind import ChangingRunner
+
+                runner = ChangingRunner(backend, runner)
+        return runner
+
+    return wrap
 
 
 @hookimpl

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from minisgl.plugins.kernels.ops.fp8 import Fp8Weight, QuantizedRows
+    from minisgl.plugins.kernels.ops.fp8_behind import Behind
     from minisgl.plugins.kernels.ops.fp8_gemm import Fp8Gemm
 
 
@@ -70,6 +71,18 @@ class FlashInferFp8Gemm:
         from minisgl.plugins.kernels.ops.fp8_compiler import prepare
 
         prepare(self.product, weights, rows)
+
+    def is_prepared(self, weights: Sequence[Fp8Weight], rows: int) -> bool:
+        """Return whether all kernels are on disk: see `minisgl.plugins.kernels.ops.fp8_behind.SlowFp8Gemm`."""
+        from minisgl.plugins.kernels.ops.fp8_compiler import is_prepared
+
+        return is_prepared(self.product, weights, rows)
+
+    def prepare_behind(self, weights: Sequence[Fp8Weight], rows: int) -> Behind:
+        """Compile DeepGEMM's kernels in other processes: see `minisgl.plugins.kernels.ops.fp8_behind.SlowFp8Gemm`."""
+        from minisgl.plugins.kernels.ops.fp8_behind import Behind
+
+        return Behind(self.product, weights, rows)
 
 
 @hookimpl

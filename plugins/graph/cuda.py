@@ -19,7 +19,7 @@ from minisgl.hooks import hookimpl
 from minisgl.plugins.graph.replaying import EARLY, BucketRunner, Buckets, check_sizes
 
 if TYPE_CHECKING:
-    from minisgl.plugins.graph.replaying.record import Recording
+    from minisgl.plugins.graph.replaying.record import Recorder, Recording
 
 
 @dataclass
@@ -55,6 +55,7 @@ class CudaGraphRunner(BucketRunner):
         self.config, self.device = config, device
         self._graphs: dict[GraphKey, Recording] = {}
         self._buckets = Buckets()
+        self._recorder: Recorder | None = None
 
     def buckets(self, max_rows: int) -> Sequence[GraphKey]:
         """Return buckets of 1, 2, 4 and 8 rows, then multiples of 8 up to 64, of 16 up to 256, and of 32 beyond.
@@ -83,12 +84,15 @@ class CudaGraphRunner(BucketRunner):
         build: Callable[[GraphKey], Any],
         forward: Callable[[Any], torch.Tensor],
     ) -> None:
-        """Record ``forward(build(key))`` for each key. Each recording follows a run that initialises libraries."""
+        """Record ``forward(build(key))`` for each key. Each recording follows a run that initialises libraries.
+
+        A bucket that has a recording already gets another one, in the same memory pool.
+        """
         from minisgl.plugins.graph.replaying.record import Recorder
 
-        recorder = Recorder(self.device)
+        self._recorder = self._recorder or Recorder(self.device)
         for key in sorted(keys, reverse=True):
-            self._graphs[key] = recorder.record(forward, build(key), piecewise=key.piecewise)
+            self._graphs[key] = self._recorder.record(forward, build(key), piecewise=key.piecewise)
         self._buckets = Buckets(self._graphs)
 
     def pick(self, rows: int, q_len: int, uniform: bool) -> GraphKey | None:
@@ -113,6 +117,7 @@ class CudaGraphRunner(BucketRunner):
         """Drop the CUDA graphs and their memory."""
         self._graphs.clear()
         self._buckets = Buckets()
+        self._recorder = None
 
 
 @hookimpl

@@ -104,7 +104,7 @@ def test_no_fp8_kernel_is_compiled_after_the_start(policy: str, tmp_path: Path) 
     It reads the folder of its kernels from the environment once, so another process has an empty one.
     """
     environment = {**os.environ, "TRTLLM_DG_CACHE_DIR": str(tmp_path)}
-    words = ["load_format=dummy", "quantize=fp8", *options(policy)]
+    words = ["load_format=dummy", "quantize=fp8", "fp8_gemm.behind=false", *options(policy)]
     command = [sys.executable, __file__, "qwen3-0.6b", *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -8,6 +8,8 @@ from __future__ import annotations
 import fcntl
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +22,7 @@ from torch import Tensor
 
 from minisgl.plugins.kernels.ops import fp8_compiler
 from minisgl.plugins.kernels.ops.fp8 import E4M3, Fp8Weight, blocks
-from minisgl.plugins.kernels.ops.fp8_compiler import Job, prepare, row_counts
+from minisgl.plugins.kernels.ops.fp8_compiler import Job, is_prepared, prepare, row_counts
 
 CPU = torch.device("cpu")
 
@@ -79,7 +81,9 @@ def workers(monkeypatch: pytest.MonkeyPatch, no_gpu: None) -> list[list[Job]]:
     started: list[list[Job]] = []
 
     @contextmanager
-    def start(product: Product, jobs: Sequence[Job], device: torch.device, errors: Any) -> Iterator[SimpleNamespace]:
+    def start(
+        product: Product, jobs: Sequence[Job], device: torch.device, nice: int, errors: Any
+    ) -> Iterator[SimpleNamespace]:
         started.append(list(jobs))
         yield SimpleNamespace(wait=lambda limit: 0)
 
@@ -102,6 +106,9 @@ def test_no_process_is_started_if_kernels_are_on_disk(workers: list[list[Job]], 
     prepare(product, [weight_of(256, 128)], 300)
     first = product.calls.copy()
     workers.clear()
+    assert is_prepared(product, [weight_of(256, 128)], 300)
+    assert not is_prepared(product, [weight_of(256, 128)], 301)
+    assert not is_prepared(product, [weight_of(512, 128)], 300)
     prepare(product, [weight_of(256, 128)], 300)
     assert workers == []
     assert product.calls == first * 2  # they are loaded from disk again
@@ -118,7 +125,7 @@ def planted_product(x: Tensor, weight: Tensor, factors: Tensor | None, scales: T
 
 
 class Worker:
-    """A process that `_compile` starts: its command, and another program that runs in place of it."""
+    """A process that `compile_kernels` starts: its command, and another program that runs in place of it."""
 
     def __init__(self, program: str, monkeypatch: pytest.MonkeyPatch):
         self.commands: list[list[str]] = []
@@ -144,9 +151,9 @@ def test_a_process_computes_its_jobs(monkeypatch: pytest.MonkeyPatch, no_gpu: No
     worker = Worker("", monkeypatch)
     monkeypatch.setattr(fp8_compiler, "_multiply", multiply)
     jobs = [Job(256, 128, 2), Job(128, 384, 64)]
-    fp8_compiler._compile(planted_product, jobs, torch.device("cuda", 1))
-    assert [each[1:6] for each in worker.commands] == [
-        ["-m", "minisgl.plugins.kernels.ops.fp8_compiler", __name__, "planted_product", "1"]
+    fp8_compiler.compile_kernels(planted_product, jobs, torch.device("cuda", 1))
+    assert [each[1:7] for each in worker.commands] == [
+        ["-m", "minisgl.plugins.kernels.ops.fp8_compiler", __name__, "planted_product", "1", "0"]
     ] * 2
     monkeypatch.setattr(torch, "device", lambda *name: CPU)
     ends: list[object] = []
@@ -161,7 +168,7 @@ def test_a_failed_process_is_logged(
     monkeypatch: pytest.MonkeyPatch, no_gpu: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     Worker("raise RuntimeError('nvcc is missing')", monkeypatch)
-    fp8_compiler._compile(planted_product, [Job(256, 128, 2)], torch.device("cuda", 0))
+    fp8_compiler.compile_kernels(planted_product, [Job(256, 128, 2)], torch.device("cuda", 0))
     assert "ended with status 1: RuntimeError: nvcc is missing" in caplog.text
 
 
@@ -170,7 +177,7 @@ def test_no_process_outlives_the_limit(
 ) -> None:
     monkeypatch.setattr(fp8_compiler, "LIMIT_SECONDS", 0)
     worker = Worker("import time; time.sleep(600)", monkeypatch)
-    fp8_compiler._compile(planted_product, [Job(256, 128, 2)], torch.device("cuda", 0))
+    fp8_compiler.compile_kernels(planted_product, [Job(256, 128, 2)], torch.device("cuda", 0))
     assert "was killed after 0 s" in caplog.text
     assert all(process.returncode for process in worker.processes)
 
@@ -181,3 +188,31 @@ def test_processes_prepare_one_after_another(no_gpu: None, tmp_path: Path) -> No
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     with open(tmp_path / "minisgl.lock") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_stop_ends_all_processes(monkeypatch: pytest.MonkeyPatch, no_gpu: None, tmp_path: Path) -> None:
+    """Also the compilers that a process has started: here one that would write a file."""
+    mark = tmp_path / "pid"
+    child = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
+    worker = Worker(
+        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}, {str(mark)!r}])", monkeypatch
+    )
+    stop = threading.Event()
+    arguments = (planted_product, [Job(256, 128, 2)], torch.device("cuda", 0), 1, 0, stop)
+    thread = threading.Thread(target=fp8_compiler.compile_kernels, args=arguments)
+    thread.start()
+    while not (mark.exists() and mark.read_text()):
+        time.sleep(0.01)
+    stop.set()
+    thread.join()
+    assert all(process.returncode for process in worker.processes)
+    while _runs(int(mark.read_text())):
+        time.sleep(0.01)
+
+
+def _runs(pid: int) -> bool:
+    """Return whether a process exists and has not ended; init may not have reaped one that has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False

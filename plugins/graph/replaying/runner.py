@@ -67,6 +67,7 @@ class ReplayingRunner:
         self.decode_keys: Sequence[GraphKey] = keys
         self.buffers: dict[GraphKey, StaticInputs] = {}
         self._piecewise_buffers: dict[GraphKey, PiecewiseInputBuffers] = {}
+        self._old: set[GraphKey] = set()  # buckets whose recordings have kernels that the model no longer launches
         attention = runner.ctx.attention
         self._piecewise = attention if isinstance(attention, PiecewiseAttention) else None
 
@@ -101,6 +102,7 @@ class ReplayingRunner:
         inputs = self.runner.inputs
         if not step.num_verify and inputs.find_shared_prefix(step):
             key = min((k for k in self.buffers if k.shared_prefix and k.rows >= step.rows), default=key)
+        self._record_if_old(key)
         buffers = self.buffers[key]
         batch = buffers.fill(inputs.token_rows(step))
         self._plan(batch, key)
@@ -125,6 +127,7 @@ class ReplayingRunner:
         Returns the hidden states that the step needs.
         """
         assert self._piecewise is not None
+        self._record_if_old(key)
         indices, buffers = prepared.indices, self._piecewise_buffers[key]
         if indices is None:  # each row has one token: list them, to leave out the padding
             indices = prepared.batch.cu_seqlens_q[1:] - 1
@@ -139,6 +142,15 @@ class ReplayingRunner:
             batch = replace(batch, shared_prefix_len=self.runner.inputs.shared_prefix_len)
         self.runner.attention.plan(batch)
         self.runner.ctx.batch, self.runner.ctx.state_saves = batch, None  # layers with a state read the static buffers
+
+    def forget(self) -> None:
+        """Record each bucket again before its next replay, because the model launches other kernels from now on."""
+        self._old = {*self.decode_keys, *self.piecewise_keys}
+
+    def _record_if_old(self, key: GraphKey) -> None:
+        if key in self._old:
+            self._old.discard(key)
+            self.graph.capture([key], self._make_buffers, self._forward_buffers)
 
     # ---- before the first step ------------------------------------------------------------------
 

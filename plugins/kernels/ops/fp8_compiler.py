@@ -4,21 +4,26 @@ The product contains DeepGEMM. For each shape of a weight, DeepGEMM divides the 
 the number of rows, and compiles a kernel for each size when it is first needed, with nvcc. It keeps the kernels in a
 folder on disk (`minisgl.plugins.kernels.ops.compilations.deep_gemm_kernels`). `prepare` multiplies once with each
 number of rows that may need another kernel. On a machine without these kernels, several processes do so at the same
-time: ``python -m minisgl.plugins.kernels.ops.fp8_compiler MODULE FUNCTION DEVICE OUT,IN,ROWS …``.
+time: ``python -m minisgl.plugins.kernels.ops.fp8_compiler MODULE FUNCTION DEVICE NICE OUT,IN,ROWS …``.
+`minisgl.plugins.kernels.ops.fp8_behind` does it while another product serves requests.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import importlib
 import logging
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import IO, NamedTuple
 
 import torch
@@ -28,7 +33,7 @@ from minisgl.plugins.kernels.ops.compilations import deep_gemm_folder, deep_gemm
 from minisgl.plugins.kernels.ops.fp8 import E4M3, Fp8Weight, blocks
 from minisgl.utils.process import when_input_closes
 
-__all__ = ["Job", "main", "prepare", "row_counts"]
+__all__ = ["Job", "compile_kernels", "is_prepared", "jobs_of", "main", "prepare", "row_counts"]
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +49,9 @@ WORKER_BYTES = 2 << 30
 """Free memory on the GPU for each process."""
 LIMIT_SECONDS = 600
 """Processes that still run after this time are killed. What they did not compile is then compiled in this process."""
+
+POLL_SECONDS = 0.5
+"""Time between two looks at an event that ends the compilation."""
 
 
 class Job(NamedTuple):
@@ -64,7 +72,26 @@ def row_counts(most: int) -> list[int]:
     return sorted({min(count, most) for count in counts} - {1})
 
 
-def prepare(product: Product, weights: Iterable[Fp8Weight], most: int) -> None:
+def jobs_of(weights: Iterable[Fp8Weight], most: int) -> list[Job]:
+    """Return the products of ``weights`` with up to ``most`` rows that may need different kernels."""
+    shapes = {tuple(weight.values.shape): None for weight in weights}
+    return [Job(out, inner, rows) for out, inner in shapes for rows in row_counts(most)]
+
+
+def is_prepared(product: Product, weights: Iterable[Fp8Weight], most: int) -> bool:
+    """Return whether `prepare` ended with these arguments before, on this machine, with the same libraries."""
+    return deep_gemm_kernels() > 0 and _marker(product, jobs_of(weights, most)).exists()
+
+
+def _marker(product: Product, jobs: Sequence[Job]) -> Path:
+    """Return the file that shows that the kernels of ``jobs`` are on disk."""
+    library = importlib.import_module(product.__module__.partition(".")[0])
+    gpu = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+    known = (getattr(library, "__version__", ""), torch.version.cuda, gpu, sorted(jobs))
+    return deep_gemm_folder() / "minisgl" / hashlib.sha256(repr(known).encode()).hexdigest()[:24]
+
+
+def prepare(product: Product, weights: Sequence[Fp8Weight], most: int) -> None:
     """Compile and load all kernels that products of ``weights`` with up to ``most`` rows need.
 
     If the kernel of the first product is on disk, those of the others are taken to be there too, and no process is
@@ -79,11 +106,13 @@ def prepare(product: Product, weights: Iterable[Fp8Weight], most: int) -> None:
         before = deep_gemm_kernels()
         _multiply(product, *jobs[0])
         if deep_gemm_kernels() > before:
-            others = [Job(weight.values.shape[0], weight.values.shape[1], rows) for weight, rows in jobs[1:]]
-            _compile(product, others, device)
+            compile_kernels(product, jobs_of(weights, most)[1:], device)
         for weight, rows in jobs[1:]:
             _multiply(product, weight, rows)
         compiled = deep_gemm_kernels() - before
+        marker = _marker(product, jobs_of(weights, most))
+        marker.parent.mkdir(exist_ok=True)
+        marker.touch()
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     log.info("prepared FP8 products in %.1f s (%d kernels compiled)", time.monotonic() - started, compiled)
@@ -105,53 +134,82 @@ def _multiply(product: Product, weight: Fp8Weight, rows: int) -> None:
     product(torch.empty((rows, values.shape[1]), dtype=torch.bfloat16, device=values.device), values, None, scale_inv)
 
 
-def _compile(product: Product, jobs: Sequence[Job], device: torch.device) -> None:
-    """Divide the jobs among several processes, and wait until they have compiled the kernels."""
+def compile_kernels(
+    product: Product,
+    jobs: Sequence[Job],
+    device: torch.device,
+    workers: int = MAX_WORKERS,
+    nice: int = 0,
+    stop: threading.Event | None = None,
+) -> None:
+    """Divide the jobs among up to ``workers`` processes, and wait until they have compiled the kernels.
+
+    ``stop`` ends them earlier. ``nice`` is added to the niceness of the processes.
+    """
     free, _ = torch.cuda.mem_get_info(device)
-    count = max(1, min(MAX_WORKERS, (os.cpu_count() or 1) // 2, free // WORKER_BYTES))
+    count = max(1, min(workers, (os.cpu_count() or 1) // 2, free // WORKER_BYTES))
     log.info("compiling kernels of FP8 products in %d processes", count)
     size, deadline = -(-len(jobs) // count), time.monotonic() + LIMIT_SECONDS
     with ExitStack() as stack:
-        workers = []
+        started = []
         for i in range(0, len(jobs), size):
             errors = stack.enter_context(tempfile.TemporaryFile())
-            workers.append((stack.enter_context(_started(product, jobs[i : i + size], device, errors)), errors))
-        for worker, errors in workers:
+            context = _started(product, jobs[i : i + size], device, nice, errors)
+            started.append((stack.enter_context(context), errors))
+        for worker, errors in started:
             try:
-                status = worker.wait(max(0.0, deadline - time.monotonic()))
+                status = _wait(worker, deadline, stop)
             except subprocess.TimeoutExpired:
                 log.warning("a process that compiles FP8 products was killed after %d s", LIMIT_SECONDS)
                 continue
+            if status is None:
+                return
             if status:
                 errors.seek(0)
                 last = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
                 log.warning("a process that compiles FP8 products ended with status %d: %s", status, last)
 
 
+def _wait(worker: subprocess.Popen[bytes], deadline: float, stop: threading.Event | None) -> int | None:
+    """Return the exit status of a process, or None if ``stop`` is set before. Raise TimeoutExpired at the deadline."""
+    while stop is not None and time.monotonic() < deadline - POLL_SECONDS:
+        if stop.is_set():
+            return None
+        with suppress(subprocess.TimeoutExpired):
+            return worker.wait(POLL_SECONDS)
+    return worker.wait(max(0.0, deadline - time.monotonic()))
+
+
 @contextmanager
 def _started(
-    product: Product, jobs: Sequence[Job], device: torch.device, errors: IO[bytes]
+    product: Product, jobs: Sequence[Job], device: torch.device, nice: int, errors: IO[bytes]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a process that computes the jobs; kill it at the end of the context, if it still runs.
+    """Start a process that computes the jobs; kill it and its compilers at the end of the context, if they still run.
 
     Its standard input is a pipe, which is closed when this process ends in any way: then the process ends, too.
     """
-    words = [product.__module__, product.__name__, str(device.index or 0), *(",".join(map(str, job)) for job in jobs)]
+    words = [product.__module__, product.__name__, *map(str, (device.index or 0, nice))]
+    words += [",".join(map(str, job)) for job in jobs]
     command = [sys.executable, "-m", "minisgl.plugins.kernels.ops.fp8_compiler", *words]
-    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors)
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors, process_group=0)
     try:
         yield worker
     finally:
-        worker.kill()  # does nothing if the process has ended
+        with suppress(ProcessLookupError):  # they have ended
+            os.killpg(worker.pid, signal.SIGKILL)
         worker.wait()
         assert worker.stdin is not None
         worker.stdin.close()
 
 
 def main(argv: Sequence[str]) -> None:
-    """Compute products with a function of a module on a GPU: ``argv`` has module, function, GPU, and the jobs."""
-    when_input_closes(lambda: os._exit(1))
-    module, function, index, *words = argv
+    """Compute products with a function of a module on a GPU.
+
+    ``argv`` has module, function, number of the GPU, niceness, and the jobs.
+    """
+    when_input_closes(lambda: os.killpg(0, signal.SIGKILL))
+    module, function, index, nice, *words = argv
+    os.nice(int(nice))
     product = getattr(importlib.import_module(module), function)
     device = torch.device("cuda", int(index))
     torch.cuda.set_device(device)
