@@ -123,24 +123,6 @@ class Limits(Message):
     vocab_size: int
 
 
-class TokenizeRequest(Message):
-    """A question to a tokenizer: a prompt's token ids, and with ``return_token_strs`` each token's text as well.
-
-    The tokenizer replies with `TokenizerReply`. ``uid`` identifies this question, not a request.
-    """
-
-    uid: int
-    prompt: Prompt
-    return_token_strs: bool = False
-
-
-class DetokenizeRequest(Message):
-    """A question to a tokenizer: the text of token ids, packed by `pack_ids`. The reply is `TokenizerReply`."""
-
-    uid: int
-    ids: bytes
-
-
 # ---- → scheduler -----------------------------------------------------------------------------------
 
 
@@ -157,16 +139,16 @@ class Schedule(Message):
     group: int = 0
 
 
-class GetStats(Message):
-    """A question to the scheduler: its counts. The scheduler replies with `Stats`, between two steps."""
+class Query(Message):
+    """A question of an extension to a tokenizer or the scheduler, which calls a function and sends an `Answer`.
+
+    ``function`` is its place, such as ``package.module:name``. Its arguments are the worker's `TextWorker` or
+    `SchedulerLoop`, and then ``arguments``. ``uid`` identifies this question, not a request.
+    """
 
     uid: int
-
-
-class FlushCache(Message):
-    """An instruction to the scheduler to empty its prefix cache. It answers with `CacheFlushed`."""
-
-    uid: int
+    function: str
+    arguments: list[Any] = []
 
 
 class Stop(Message):
@@ -268,36 +250,15 @@ class Replies(Message):
     deltas: list[Delta]
 
 
-class TokenizerReply(Message):
-    """The answer to `TokenizeRequest`, with ``ids``, packed by `pack_ids`, or to `DetokenizeRequest`, with ``text``.
+class Answer(Message):
+    """The answer to `Query`: what the function returned, or the error message, parameter and HTTP status of ``error``.
 
-    ``error`` is set where this can't be computed. It has the error message, the parameter and the HTTP status.
+    A struct in ``value`` arrives as a dictionary or a list.
     """
 
     uid: int
-    ids: bytes = b""
-    token_strs: list[str] | None = None
-    text: str = ""
+    value: Any = None
     error: Finished | None = None
-
-
-class Stats(Message):
-    """The answer to `GetStats`.
-
-    ``values`` are the scheduler's counts by name. ``text`` are the metrics of the observers, in Prometheus' text
-    format.
-    """
-
-    uid: int
-    values: dict[str, float]
-    text: str = ""
-
-
-class CacheFlushed(Message):
-    """The answer to `FlushCache`: the number of evicted pages. None: a request was open, so nothing was evicted."""
-
-    uid: int
-    pages: int | None
 
 
 class Pong(Message):
@@ -326,20 +287,15 @@ AnyMessage: TypeAlias = (
     Submit
     | Abort
     | Limits
-    | TokenizeRequest
-    | DetokenizeRequest
     | Schedule
-    | GetStats
-    | FlushCache
-    | CacheFlushed
+    | Query
     | Stop
     | Ping
     | Pong
     | Outputs
     | Accepted
     | Replies
-    | TokenizerReply
-    | Stats
+    | Answer
     | PluginMessage
 )
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)

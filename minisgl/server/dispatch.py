@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import zmq
 
@@ -19,21 +19,18 @@ from minisgl.core import EngineSpec, Finished, InvalidRequestError, SamplingPara
 from minisgl.message import (
     Abort,
     Accepted,
-    CacheFlushed,
+    Answer,
     Delta,
-    FlushCache,
-    GetStats,
     Limits,
     Message,
     Ping,
     PluginMessage,
     Pong,
     Prompt,
+    Query,
     Replies,
-    Stats,
     Stop,
     Submit,
-    TokenizerReply,
     TokensPrompt,
     num_ids,
 )
@@ -41,7 +38,6 @@ from minisgl.message.queue import Addresses, Pull, Push
 from minisgl.server.errors import ApiError
 from minisgl.server.request_record import Stream
 
-R = TypeVar("R", bound=Message)
 State = Literal["starting", "ready", "draining", "dead"]
 DISPLACED = (
     "The server has too many open requests (server.max_queued), of which this client or this request had more than its "
@@ -81,7 +77,7 @@ class Dispatcher:
         self._next_tokenizer = itertools.cycle(range(len(self._tokenizers)))
         self._requests: dict[int, tuple[Stream, int]] = {}  # uid of an open request -> its stream and index
         self._num_open: dict[Stream, int] = {}  # the open requests of each stream that has any, the oldest stream first
-        self._queries: dict[int, asyncio.Future[Any]] = {}  # uid of a query without a reply -> its reply
+        self._queries: dict[int, asyncio.Future[Answer]] = {}  # uid of a query without a reply -> its reply
         self._max_open = max_open
         self.make_room: MakeRoom = lambda client, count, missing, num_open: ()
         self._idle = asyncio.Event()
@@ -242,20 +238,16 @@ class Dispatcher:
 
     # ---- queries ---------------------------------------------------------------------------------------
 
-    async def ask_tokenizer(self, query: Callable[[int], Message]) -> TokenizerReply:
-        """Send ``query(uid)`` to a tokenizer, and return its reply. Raise `ApiError` (503), or for its error."""
-        reply = await self._query(self._tokenizers[next(self._next_tokenizer)], query, TokenizerReply)
-        if reply.error is not None:
-            raise ApiError.from_finished(reply.error)
-        return reply
+    async def ask_tokenizer(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Have a tokenizer call ``function(worker, *arguments)`` between two messages, and return the value: `Query`.
 
-    async def stats(self) -> Stats:
-        """Ask the scheduler for its counts, which it reads between two steps. Raise `ApiError` (503)."""
-        return await self._query(self._scheduler, GetStats, Stats)
+        ``worker`` is its `TextWorker`. Raise `ApiError` (503), or for an error of the function.
+        """
+        return await self._ask(self._tokenizers[next(self._next_tokenizer)], function, arguments)
 
-    async def flush_cache(self) -> int | None:
-        """Empty the prefix cache. Return the number of its pages, or None if a request is open. Raise `ApiError`."""
-        return (await self._query(self._scheduler, FlushCache, CacheFlushed)).pages
+    async def ask_scheduler(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Do the same with the scheduler, between two steps, where ``worker`` is its `SchedulerLoop`."""
+        return await self._ask(self._scheduler, function, arguments)
 
     def ping(self, worker: str) -> asyncio.Future[Pong]:
         """Ask a worker process, by its name, for a sign of life. The result has no end if the worker does not answer.
@@ -272,18 +264,20 @@ class Dispatcher:
         """Send bytes to the observer that has a receiver for ``topic``, in rank 0's process. See `Link`."""
         self._scheduler.send(PluginMessage(topic, data))
 
-    async def _query(self, to: Push, query: Callable[[int], Message], kind: type[R]) -> R:
-        """Send ``query(uid)`` with a new uid to a worker, and return the worker's reply, which is of type ``kind``."""
+    async def _ask(self, to: Push, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
         if self.state not in ("ready", "draining"):
             raise self.unavailable()
         uid = next(self._uids)
-        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._queries[uid] = future
         try:
-            to.send(query(uid))
-            return await future
+            to.send(Query(uid, f"{function.__module__}:{function.__qualname__}", list(arguments)))
+            answer = await future
         finally:
             del self._queries[uid]
+        if answer.error is not None:
+            raise ApiError.from_finished(answer.error)
+        return answer.value
 
     # ---- replies ---------------------------------------------------------------------------------------
 
@@ -307,7 +301,7 @@ class Dispatcher:
                     if uid in self._requests:
                         stream, index = self._requests[uid]
                         stream.accept(index, tokens)
-            case TokenizerReply(uid=uid) | Stats(uid=uid) | CacheFlushed(uid=uid):
+            case Answer(uid=uid):
                 future = self._queries.get(uid)
                 if future is not None and not future.done():
                     future.set_result(message)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import msgspec
 
 from minisgl.config import Config, ConfigError, ServerConfig
 from minisgl.core import SamplingParams
-from minisgl.message import Delta, Prompt, Stats
+from minisgl.message import Delta, Prompt
 from minisgl.plugin_manager.discovery import submodules
 
 if TYPE_CHECKING:
@@ -37,6 +37,13 @@ CORE_OPTIONS = frozenset(
      "extensions"}
 )  # fmt: skip
 """The options of `ServerConfig` that work without an extension."""
+
+
+class Stats(NamedTuple):
+    """The scheduler's counts by name, and the metrics of the observers in Prometheus' text format."""
+
+    values: Mapping[str, float]
+    text: str = ""
 
 
 class HttpExtension:
@@ -125,10 +132,7 @@ class HttpExtension:
         """Observe an HTTP request whose response has ended."""
 
     def metrics(self, stats: Stats) -> bytes:
-        """Return metrics in Prometheus' text format, which the extension ``metrics`` adds to its own.
-
-        ``stats`` are the scheduler's counts.
-        """
+        """Return metrics in Prometheus' text format, which the extension ``metrics`` adds to its own."""
         return b""
 
 

@@ -16,19 +16,16 @@ from minisgl.core import InvalidRequestError, Output
 from minisgl.message import (
     Abort,
     Accepted,
-    CacheFlushed,
     Delta,
-    FlushCache,
-    GetStats,
     Message,
     NewRequest,
     Outputs,
     Ping,
     PluginMessage,
     Pong,
+    Query,
     Replies,
     Schedule,
-    Stats,
     Stop,
     unpack_ids,
 )
@@ -40,7 +37,7 @@ from minisgl.plugin_manager.failures import described
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.scheduler.build import build_scheduler
 from minisgl.scheduler.scheduler import Scheduler
-from minisgl.server.errors import refusal
+from minisgl.server.errors import answer_query, refusal
 from minisgl.server.worker_pool import Ready, Report
 from minisgl.tokenizer.detokenizer import PROMPT_TAIL_TOKENS
 from minisgl.tokenizer.grammar import LazyGrammars
@@ -143,8 +140,8 @@ class SchedulerLoop:
         calls: Callable[[], list[tuple[str, str, str, str, int]]] = list,
         link: Link | None = None,
     ):
-        self._scheduler, self._inbox = scheduler, inbox
-        self._to_api, self._to_detokenizer, self._metrics = to_api, to_detokenizer, metrics
+        self.scheduler, self._inbox = scheduler, inbox
+        self._to_api, self._to_detokenizer, self.metrics = to_api, to_detokenizer, metrics
         self._calls, self._link = calls, link or Link(to_api)
         self._new_requests: list[NewRequest] = []
         self._stopped = False
@@ -152,16 +149,16 @@ class SchedulerLoop:
     def run(self) -> None:
         """Run until a `Stop` message arrives. Wait for messages only if the scheduler has no work."""
         while not self._stopped:
-            if has_work := self._scheduler.has_work:
-                self._scheduler.read_verification()
+            if has_work := self.scheduler.has_work:
+                self.scheduler.read_verification()
             for message in self._inbox.drain(block=not has_work):
                 self._handle(message)
             if self._new_requests:
                 accepted = [(req.uid, req.prompt_tokens) for req in self._new_requests]
                 self._to_api(Accepted([uid for uid, _ in accepted], [tokens for _, tokens in accepted]))
             output = Output()
-            if self._scheduler.has_work and not self._waited():
-                output = self._scheduler.step()
+            if self.scheduler.has_work and not self._waited():
+                output = self.scheduler.step()
             if self._new_requests or output:
                 self._to_detokenizer(Outputs(self._new_requests, output))
                 self._new_requests = []
@@ -179,12 +176,9 @@ class SchedulerLoop:
                 self._add(message)
             case Abort(uids=uids):
                 for uid in uids:
-                    self._scheduler.abort_request(uid)
-            case GetStats(uid=uid):
-                values = {name: float(value) for name, value in self._scheduler.stats().items()}
-                self._to_api(Stats(uid, values, "".join(self._metrics())))
-            case FlushCache(uid=uid):
-                self._to_api(CacheFlushed(uid, self._scheduler.flush_cache()))
+                    self.scheduler.abort_request(uid)
+            case Query():
+                self._to_api(answer_query(message, self))
             case Ping():
                 self._to_api(Pong(LEADER, self._inbox.num_dropped, self._calls()))
             case PluginMessage():
@@ -202,7 +196,7 @@ class SchedulerLoop:
         for i, uid in enumerate(message.uids):
             params = message.params.of_choice(i)
             try:
-                self._scheduler.add_request(uid, prompt_ids, params, **group)
+                self.scheduler.add_request(uid, prompt_ids, params, **group)
             except InvalidRequestError as error:
                 refused.append(Delta(uid, finish=refusal(uid, error)))
             else:

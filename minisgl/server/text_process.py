@@ -6,7 +6,6 @@ knows the tokenizer but no engine, and imports neither torch nor transformers.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,7 +21,6 @@ from minisgl.message import (
     AnyMessage,
     ChatPrompt,
     Delta,
-    DetokenizeRequest,
     Limits,
     Message,
     NewRequest,
@@ -30,29 +28,25 @@ from minisgl.message import (
     Ping,
     Pong,
     Prompt,
+    Query,
     Replies,
     Schedule,
     Stop,
     Submit,
     TextPrompt,
-    TokenizeRequest,
-    TokenizerReply,
     TokensPrompt,
     num_ids,
     pack_ids,
-    unpack_ids,
 )
 from minisgl.message.queue import Addresses, Pull, Push
 from minisgl.plugin_manager.encoding import decode_part, options_of, plugins_of
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.sampling_params import too_long
-from minisgl.server.errors import refusal
+from minisgl.server.errors import answer_query, attempt
 from minisgl.server.worker_pool import Ready, Report
 from minisgl.tokenizer.detokenizer import Detokenizer, check_stops
 from minisgl.tokenizer.grammar import LazyGrammars
 from minisgl.tokenizer.tokenizer import Tokenizer, build_tokenizer
-
-log = logging.getLogger(__name__)
 
 _OTHERS = 0
 """The queue of the messages that belong to no request with several choices."""
@@ -109,8 +103,6 @@ def warm_up(tokenizer: Tokenizer | None) -> None:
             prompts.append(ChatPrompt([{"role": "user", "content": "Hello"}]))
         for prompt in prompts:
             worker.handle(Submit([0], prompt, params))
-            worker.handle(TokenizeRequest(0, prompt, True))
-        worker.handle(DetokenizeRequest(0, pack_ids([1])))
     end = Finished(0, "length")
     worker.handle(Outputs([NewRequest(0, [1, 2], params)], Output([0], [1], [end], {0: (0.0, (1,), (0.0,))})))
 
@@ -166,9 +158,9 @@ class TextWorker:
         grammars: LazyGrammars | None = None,
     ):
         self._grammars = grammars
-        self._tokenizer, self._to_api, self._to_scheduler = tokenizer, to_api, to_scheduler
+        self.tokenizer, self._to_api, self._to_scheduler = tokenizer, to_api, to_scheduler
         self._detokenizer = Detokenizer(tokenizer)
-        self._limits = Limits(0, 0)
+        self.limits = Limits(0, 0)
 
     def handle(self, message: Message) -> bool:
         """Handle one message. Return False if the message is `Stop`, otherwise True."""
@@ -179,12 +171,10 @@ class TextWorker:
                 self._submit(message)
             case Abort():
                 self._to_scheduler(message)
-            case TokenizeRequest(uid=uid):
-                self._answer(lambda: self._tokenize(message), lambda end: TokenizerReply(uid, error=end), uid)
-            case DetokenizeRequest(uid=uid):
-                self._answer(lambda: self._detokenize(message), lambda end: TokenizerReply(uid, error=end), uid)
+            case Query():
+                self._to_api(answer_query(message, self))
             case Limits():
-                self._limits = message
+                self.limits = message
             case Stop():
                 return False
             case _:
@@ -203,47 +193,30 @@ class TextWorker:
         if stopped:
             self._to_scheduler(Abort(stopped))
 
-    def _detokenize(self, message: DetokenizeRequest) -> Message:
-        if self._tokenizer is None:
-            raise InvalidRequestError("tokens", "This model has no tokenizer.")
-        ids = unpack_ids(message.ids)
-        unknown = ids[ids >= self._limits.vocab_size]
-        if len(unknown):
-            what = f"Token id {unknown[0]} is not in the vocabulary of {self._limits.vocab_size}."
-            raise InvalidRequestError("tokens", what)
-        return TokenizerReply(message.uid, text=self._tokenizer.decode(ids.tolist(), skip_special_tokens=False))
-
     # ---- text to tokens ------------------------------------------------------------------------------
 
     def _submit(self, message: Submit) -> None:
-        def failed(end: Finished) -> Message:
-            return Replies([Delta(uid, finish=msgspec.structs.replace(end, uid=uid)) for uid in message.uids])
-
-        self._answer(lambda: self._schedule(message), failed, message.uids[0], message.request_id)
+        end = attempt(lambda: self._schedule(message), message.uids[0], message.request_id)
+        if end is not None:
+            ends = [msgspec.structs.replace(end, uid=uid) for uid in message.uids]
+            self._to_api(Replies([Delta(end.uid, finish=end) for end in ends]))
 
     def _schedule(self, message: Submit) -> None:
         params = message.params
-        check_stops(params, self._tokenizer)
+        check_stops(params, self.tokenizer)
         if params.grammar is not None and self._grammars is not None:
             self._grammars.check(params.grammar)
-        ids = self._ids(message.prompt)
+        ids = self.token_ids(message.prompt)
         if message.max_tokens_from_context:
-            left = self._limits.max_seq_len - num_ids(ids)
+            left = self.limits.max_seq_len - num_ids(ids)
             if left < 1:
                 what = f"The prompt has {num_ids(ids)} tokens, and the answer needs at least one."
-                raise too_long("prompt", self._limits.max_seq_len, what)
+                raise too_long("prompt", self.limits.max_seq_len, what)
             params = msgspec.structs.replace(params, max_tokens=min(left, params.max_tokens))
             params.check()  # min_tokens may be more than that
         self._to_scheduler(Schedule(message.uids, ids, params, message.group))
 
-    def _tokenize(self, message: TokenizeRequest) -> Message:
-        ids = self._ids(message.prompt, empty=True)
-        strings = None
-        if message.return_token_strs and self._tokenizer is not None:
-            strings = [self._tokenizer.token_text(token) for token in unpack_ids(ids).tolist()]
-        return TokenizerReply(message.uid, ids, strings)
-
-    def _ids(self, prompt: Prompt, empty: bool = False) -> bytes:
+    def token_ids(self, prompt: Prompt, empty: bool = False) -> bytes:
         """Return the prompt's token ids, packed by `pack_ids`.
 
         Raise `InvalidRequestError` if the prompt can't be tokenized, or if it is empty and ``empty`` is false.
@@ -252,46 +225,23 @@ class TextWorker:
             case TokensPrompt(ids=ids):
                 pass
             case TextPrompt(text=text, add_special_tokens=add_special_tokens):
-                if self._tokenizer is None:
+                if self.tokenizer is None:
                     raise InvalidRequestError("prompt", "This model has no tokenizer: give the prompt as token ids.")
-                self._tokenizer.check_length(text, self._limits.max_seq_len)
-                ids = pack_ids(self._tokenizer.encode(text, add_special_tokens)) if text or empty else b""
+                self.tokenizer.check_length(text, self.limits.max_seq_len)
+                ids = pack_ids(self.tokenizer.encode(text, add_special_tokens)) if text or empty else b""
             case ChatPrompt():
-                if self._tokenizer is None:
+                if self.tokenizer is None:
                     raise InvalidRequestError("messages", "This model has no tokenizer, so it can't chat.")
-                prompt = with_read_variables(prompt, self._tokenizer)
-                check_chat_length(prompt, self._limits.max_seq_len, self._tokenizer)
-                chat = self._tokenizer.render_prompt(prompt)
-                self._tokenizer.check_length(chat.text, self._limits.max_seq_len)
-                ids = pack_ids(self._tokenizer.encode_chat(chat))
+                prompt = with_read_variables(prompt, self.tokenizer)
+                check_chat_length(prompt, self.limits.max_seq_len, self.tokenizer)
+                chat = self.tokenizer.render_prompt(prompt)
+                self.tokenizer.check_length(chat.text, self.limits.max_seq_len)
+                ids = pack_ids(self.tokenizer.encode_chat(chat))
         if not isinstance(prompt, TokensPrompt) and prompt.num_kept_tokens:
             ids = ids[-4 * prompt.num_kept_tokens :]
         if not ids and not empty:
             raise InvalidRequestError("prompt", "The prompt is empty: it must have at least one token.")
         return ids
-
-    def _answer(
-        self,
-        work: Callable[[], Message | None],
-        failed: Callable[[Finished], Message],
-        uid: int,
-        request_id: str = "",
-    ) -> None:
-        """Run ``work()``, and send its result to the API server unless the result is None.
-
-        If ``work`` raises, send ``failed(end)`` instead, where ``end`` describes the error. So one bad request never
-        stops the process. ``uid`` and ``request_id`` name the request in the log.
-        """
-        try:
-            reply = work()
-        except InvalidRequestError as error:
-            reply = failed(refusal(uid, error))
-        except Exception as error:
-            fields = {"uid": uid, "request_id": request_id}
-            log.exception("a request failed", extra={"fields": fields})
-            reply = failed(Finished(uid, "error", error=f"The tokenizer failed: {type(error).__name__}: {error}"))
-        if reply is not None:
-            self._to_api(reply)
 
 
 def with_read_variables(prompt: ChatPrompt, tokenizer: Tokenizer) -> ChatPrompt:

@@ -15,6 +15,7 @@ from minisgl import hookimpl
 from minisgl.config import Config
 from minisgl.core import SamplingParams
 from minisgl.message import Prompt
+from minisgl.plugins.http.apis import queries
 from minisgl.sampling_params import shorten
 from minisgl.server.app import Api, is_authorized
 from minisgl.server.errors import CLIENT_CLOSED_REQUEST, ApiError
@@ -57,7 +58,7 @@ class Admin(HttpExtension):
         @router.api_route("/flush_cache", methods=["GET", "POST"])
         async def flush_cache(request: Request) -> Response:
             self._check_key(request)
-            pages = await api.dispatcher.flush_cache()
+            pages = await api.dispatcher.ask_scheduler(queries.flush_cache)
             if pages is None:
                 raise ApiError(
                     400, "The cache was not emptied: there are running or waiting requests.", code="requests_open"

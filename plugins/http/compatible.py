@@ -16,13 +16,12 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from minisgl import hookimpl
 from minisgl.config import Config
-from minisgl.message import Stats
 from minisgl.plugins.http.apis.chat_template import model_template
 from minisgl.plugins.http.apis.completion import CompletionRequest
 from minisgl.sampling_params import shorten
 from minisgl.server.app import Api
 from minisgl.server.errors import ApiError
-from minisgl.server.extension import HttpExtension
+from minisgl.server.extension import HttpExtension, Stats
 from minisgl.server.parsing import decode_field, fields_of, unknown_parameter
 from minisgl.server.protocol import ChatRequest, StreamOptions
 

@@ -6,7 +6,6 @@ The body becomes a chat (`minisgl.plugins.http.apis.messages_request`), and its 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -15,13 +14,13 @@ from fastapi.routing import APIRoute
 
 from minisgl import hookimpl
 from minisgl.config import Config
-from minisgl.message import TokenizeRequest, num_ids
 from minisgl.plugins.http.apis.messages_events import MessagesBuilder, error_body
 from minisgl.plugins.http.apis.messages_request import CountTokensRequest, MessagesRequest, translate
+from minisgl.plugins.http.apis.queries import ask_tokens, in_time
 from minisgl.plugins.http.apis.translation import Translation
 from minisgl.server.answer import Chat
 from minisgl.server.app import Api
-from minisgl.server.errors import ApiError, timed_out
+from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension
 from minisgl.server.generate import Json
 from minisgl.server.request_record import record_of
@@ -88,14 +87,11 @@ class MessagesRoutes(HttpExtension):
         async def count_tokens(request: Request) -> Response:
             body, (translation, chat) = await api.read(request, CountTokensRequest, convert)
             api.check_model(body.model)
-            seconds = api.config.server.request_timeout
             try:
-                async with asyncio.timeout(seconds):
-                    reply = await api.dispatcher.ask_tokenizer(lambda uid: TokenizeRequest(uid, chat.prompt))
-            except TimeoutError:
-                raise timed_out(seconds) from None
+                query = ask_tokens(api.dispatcher, chat.prompt)
+                ids, _ = await in_time(query, api.config.server.request_timeout)
             except ApiError as error:
                 raise translation.rename(error) from None
-            return Json({"input_tokens": num_ids(reply.ids)})
+            return Json({"input_tokens": len(ids)})
 
         router.include_router(routes)

@@ -16,11 +16,12 @@ from prometheus_client.registry import Collector
 
 from minisgl import hookimpl
 from minisgl.config import Config
-from minisgl.message import Pong, Stats
+from minisgl.message import Pong
+from minisgl.plugins.http.apis.queries import ask_stats
 from minisgl.scheduler.steps import PER_POSITION
 from minisgl.server.app import GET_OR_HEAD, Api
 from minisgl.server.errors import CLIENT_CLOSED_REQUEST
-from minisgl.server.extension import HttpExtension
+from minisgl.server.extension import HttpExtension, Stats
 from minisgl.server.request_record import RequestRecord
 
 _GAUGE_PREFIX = "num_"
@@ -81,7 +82,7 @@ class Metrics(HttpExtension):
     def add_probes(self, router: APIRouter, api: Api) -> None:
         @router.api_route("/metrics", methods=GET_OR_HEAD)
         async def read_metrics() -> Response:
-            stats = await api.dispatcher.stats()
+            stats = await ask_stats(api.dispatcher)
             await self._ask_workers(api)
             texts = [self._text(api, stats), *(each.metrics(stats) for each in api.extensions)]
             return Response(b"".join(texts), media_type="text/plain; version=0.0.4")

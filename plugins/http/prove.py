@@ -13,7 +13,6 @@ The answer has the SHA-256 of the tokens and log-probabilities of each. With ``e
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import struct
 import time
@@ -26,10 +25,11 @@ from fastapi import APIRouter, Request, Response
 from minisgl import hookimpl
 from minisgl.config import Config
 from minisgl.core import Finished, SamplingParams
-from minisgl.message import Prompt, TokenizeRequest, TokensPrompt, pack_ids, unpack_ids
+from minisgl.message import Prompt, TokensPrompt, pack_ids
+from minisgl.plugins.http.apis.queries import ask_tokens, in_time
 from minisgl.server.answer import Chat
 from minisgl.server.app import Api
-from minisgl.server.errors import ApiError, timed_out
+from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension
 from minisgl.server.generate import Choice, Json, ResponseBuilder, respond_json
 from minisgl.server.protocol import ChatRequest
@@ -74,12 +74,8 @@ class Proof:
 
     async def run(self) -> Response:
         """Answer the chat in all ways, one after another. Return 499 if the client disconnects."""
-        query = self._api.dispatcher.ask_tokenizer(lambda uid: TokenizeRequest(uid, self._prompt))
-        try:
-            async with asyncio.timeout(self._api.config.server.request_timeout):
-                ids = unpack_ids((await query).ids)
-        except TimeoutError:
-            raise timed_out(self._api.config.server.request_timeout or 0.0) from None
+        query = ask_tokens(self._api.dispatcher, self._prompt)
+        ids, _ = await in_time(query, self._api.config.server.request_timeout)
         first, salt, other = ids[: max(1, len(ids) // 2)], uuid.uuid4().hex, uuid.uuid4().hex
         plain, cold, halves = (msgspec.structs.replace(self._params, cache_salt=key) for key in (None, salt, other))
         only_prompt = SamplingParams(max_tokens=1, temperature=0.0, cache_salt=other, priority=self._params.priority)

@@ -17,10 +17,10 @@ from fastapi import APIRouter, Response
 from minisgl import hookimpl
 from minisgl.config import Config
 from minisgl.core import EngineSpec
-from minisgl.message import Stats
 from minisgl.models.resolve import resolve_model
+from minisgl.plugins.http.apis.queries import ask_stats
 from minisgl.server.app import GET_OR_HEAD, Api
-from minisgl.server.extension import HttpExtension
+from minisgl.server.extension import HttpExtension, Stats
 from minisgl.server.generate import Json
 from minisgl.utils.version import __version__
 
@@ -51,13 +51,13 @@ class RouterRoutes(HttpExtension):
 
         @router.api_route("/get_load", methods=GET_OR_HEAD)
         async def read_request_loads() -> Response:
-            stats = await dispatcher.stats()
+            stats = await ask_stats(dispatcher)
             assert dispatcher.spec is not None
             return Json(request_loads(dispatcher.spec, stats))
 
         @router.api_route("/v1/loads", methods=GET_OR_HEAD)
         async def read_loads() -> Response:
-            stats = await dispatcher.stats()
+            stats = await ask_stats(dispatcher)
             assert dispatcher.spec is not None
             return Json(loads(dispatcher.spec, stats))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable
 from typing import Any
 
 import msgspec
@@ -11,19 +9,12 @@ from fastapi import APIRouter, Request, Response
 
 from minisgl import hookimpl
 from minisgl.config import Config
-from minisgl.message import (
-    DetokenizeRequest,
-    Prompt,
-    TextPrompt,
-    TokenizeRequest,
-    TokenizerReply,
-    TokensPrompt,
-    unpack_ids,
-)
+from minisgl.message import Prompt, TextPrompt, TokensPrompt
+from minisgl.plugins.http.apis.queries import ask_text, ask_tokens, in_time
 from minisgl.plugins.http.apis.token_ids import tokens_prompt
 from minisgl.sampling_params import too_long
 from minisgl.server.app import Api
-from minisgl.server.errors import ApiError, timed_out
+from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension
 from minisgl.server.generate import Json
 from minisgl.server.protocol import chat_prompt
@@ -85,20 +76,17 @@ class TokenizeRoutes(HttpExtension):
         async def tokenize(request: Request) -> Response:
             body, prompt = await api.read(request, TokenizeBody, TokenizeBody.to_prompt)
             api.check_model(body.model)
-            query = dispatcher.ask_tokenizer(lambda uid: TokenizeRequest(uid, prompt, body.return_token_strs))
-            reply = await in_time(query, config.request_timeout)
-            tokens = unpack_ids(reply.ids).tolist()
+            query = ask_tokens(dispatcher, prompt, body.return_token_strs)
+            tokens, texts = await in_time(query, config.request_timeout)
             result = {"count": len(tokens), "max_model_len": dispatcher.max_seq_len, "tokens": tokens}
-            return Json({**result, "token_strs": reply.token_strs} if body.return_token_strs else result)
+            return Json({**result, "token_strs": texts} if body.return_token_strs else result)
 
         @router.post("/detokenize")
         async def detokenize(request: Request) -> Response:
             limit = dispatcher.max_seq_len
             body, prompt = await api.read(request, DetokenizeBody, lambda body: check_tokens(body, limit))
             api.check_model(body.model)
-            query = dispatcher.ask_tokenizer(lambda uid: DetokenizeRequest(uid, prompt.ids))
-            reply = await in_time(query, config.request_timeout)
-            return Json({"prompt": reply.text})
+            return Json({"prompt": await in_time(ask_text(dispatcher, prompt.ids), config.request_timeout)})
 
 
 def check_tokens(body: DetokenizeBody, max_seq_len: int) -> TokensPrompt:
@@ -107,12 +95,3 @@ def check_tokens(body: DetokenizeBody, max_seq_len: int) -> TokensPrompt:
         error = too_long("tokens", max_seq_len, f"There are {len(body.tokens)} token ids.")
         raise ApiError.from_invalid(error)
     return tokens_prompt(body.tokens, "tokens")
-
-
-async def in_time(reply: Awaitable[TokenizerReply], seconds: float | None) -> TokenizerReply:
-    """Wait for the reply of a tokenizer. Raise `ApiError` (504) after ``seconds``."""
-    try:
-        async with asyncio.timeout(seconds):
-            return await reply
-    except TimeoutError:
-        raise timed_out(seconds) from None

@@ -18,10 +18,10 @@ from prometheus_client.registry import Collector
 from minisgl import hookimpl
 from minisgl.config import Config
 from minisgl.core import EngineSpec, Finished, SamplingParams
-from minisgl.message import Delta, Stats
+from minisgl.message import Delta
 from minisgl.scheduler.steps import PER_POSITION
 from minisgl.server.app import Api
-from minisgl.server.extension import HttpExtension
+from minisgl.server.extension import HttpExtension, Stats
 from minisgl.server.request_record import RequestRecord, Stream
 
 LABELS = ("model_name", "engine")

@@ -20,12 +20,9 @@ from minisgl.core import Finished, Output, SamplingParams
 from minisgl.message import (
     Abort,
     Accepted,
-    CacheFlushed,
+    Answer,
     ChatPrompt,
     Delta,
-    DetokenizeRequest,
-    FlushCache,
-    GetStats,
     Limits,
     Message,
     NewRequest,
@@ -34,14 +31,12 @@ from minisgl.message import (
     PluginMessage,
     Pong,
     PromptLogprob,
+    Query,
     Replies,
     Schedule,
-    Stats,
     Stop,
     Submit,
     TextPrompt,
-    TokenizeRequest,
-    TokenizerReply,
     TokenLogprob,
     TokensPrompt,
     decode,
@@ -60,10 +55,8 @@ ALL: list[Message] = [
     Submit([1], ChatPrompt([{"role": "user", "content": "x", "n": [1, None]}], False, {"a": {"b": 1.5}}), PARAMS),
     Abort([1, 2**40]),
     Limits(2048, 151_936),
-    TokenizeRequest(3, TextPrompt("x"), return_token_strs=True),
-    DetokenizeRequest(4, pack_ids([5])),
     Schedule([5, 6], pack_ids([6, 7]), PARAMS),
-    GetStats(6),
+    Query(6, "module:name", [b"\xff", None, {"a": 1.5}]),
     Stop(),
     Ping(),
     Pong("tokenizer-0", 3),
@@ -71,11 +64,9 @@ ALL: list[Message] = [
     Accepted([1, 2], [7, 9]),
     Replies([Delta(1, "x🙂", [2], [TokenLogprob("x", b"\xff", -1.0, [TokenLogprob("y", b"y", -2.0)])], END, "stop")]),
     Replies([Delta(1, prompt_logprobs=[None, [PromptLogprob(5, "x", -1.0, None), PromptLogprob(6, "y", -0.5, 1)]])]),
-    TokenizerReply(1, pack_ids([1]), ["a"], "x", END),
-    Stats(1, {"steps": 3.0}, "text"),
+    Answer(1, ["a", {"steps": 3.0}, b"\xff"]),
+    Answer(1, error=END),
     PluginMessage("topic", b"\xff"),
-    FlushCache(7),
-    CacheFlushed(7, None),
 ]
 
 
@@ -132,7 +123,7 @@ def test_queue_keeps_all_messages_in_order(context: zmq.Context[zmq.Socket[bytes
     count = 5000
     early = Push(context, addresses.api)
     for i in range(count):
-        early.send(GetStats(i))
+        early.send(Query(i, "module:name"))
     inbox = Pull(context, addresses.api)
 
     def send() -> None:
@@ -143,12 +134,12 @@ def test_queue_keeps_all_messages_in_order(context: zmq.Context[zmq.Socket[bytes
 
     thread = threading.Thread(target=send)
     thread.start()
-    seen: dict[type, list[int]] = {GetStats: [], Abort: []}
+    seen: dict[type, list[int]] = {Query: [], Abort: []}
     while sum(map(len, seen.values())) < 2 * count:
         for message in inbox.drain(block=True):
-            seen[type(message)].append(message.uid if isinstance(message, GetStats) else message.uids[0])  # type: ignore[union-attr]
+            seen[type(message)].append(message.uid if isinstance(message, Query) else message.uids[0])  # type: ignore[union-attr]
     thread.join()
-    assert seen == {GetStats: list(range(count)), Abort: list(range(count))}
+    assert seen == {Query: list(range(count)), Abort: list(range(count))}
     assert not inbox.ready()
     assert list(inbox.drain(block=False)) == []
 
@@ -175,19 +166,19 @@ def test_junk_is_dropped_and_counted(
         b"\xff\x00\x01",
         b"",
         b"\x91\xa4Nope",
-        b"\x91\xa9GetStats\xff",
+        b"\x91\xa9Query\xff",
         b"\x91" * 5000,
         b"\x92\xa5Abort\x91\xa1x",
     ]
     for data in junk:
         push.send_bytes(data)
-    push.send(GetStats(1))
-    assert inbox.receive() == GetStats(1)
+    push.send(Query(1, "module:name"))
+    assert inbox.receive() == Query(1, "module:name")
     assert inbox.num_dropped == len(junk)
     for _ in range(200):
         push.send_bytes(b"\xc1")
-    push.send(GetStats(2))
-    assert next(inbox.drain(block=True)) == GetStats(2)
+    push.send(Query(2, "module:name"))
+    assert next(inbox.drain(block=True)) == Query(2, "module:name")
     assert inbox.num_dropped == len(junk) + 200
     assert len(caplog.records) == 8
     for _ in range(3):

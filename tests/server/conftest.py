@@ -16,7 +16,7 @@ import zmq
 
 from minisgl.config import Config, ServerConfig
 from minisgl.core import EngineSpec, Finished
-from minisgl.message import Abort, Accepted, Delta, GetStats, Ping, Pong, Replies, Stats, Submit
+from minisgl.message import Abort, Accepted, Answer, Delta, Ping, Pong, Query, Replies, Submit
 from minisgl.message.queue import Addresses, Pull, Push
 from minisgl.server import parsing
 from minisgl.server.app import Api, create_app
@@ -119,8 +119,9 @@ class AppServer:
                         self._answer(message.uids)
                 elif isinstance(message, Abort):
                     self.aborted += message.uids
-                elif isinstance(message, GetStats):
-                    self._api.send(Stats(message.uid, self.counts, self.observed))
+                elif isinstance(message, Query):
+                    assert message.function.endswith("queries:count")
+                    self._api.send(Answer(message.uid, [self.counts, self.observed]))
             await asyncio.sleep(0.002)
 
     def _answer(self, uids: Sequence[int]) -> None:

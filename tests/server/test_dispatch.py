@@ -12,18 +12,18 @@ from minisgl.core import EngineSpec, Finished, InvalidRequestError, SamplingPara
 from minisgl.message import (
     Abort,
     Accepted,
+    Answer,
     Delta,
-    GetStats,
     Limits,
+    Query,
     Replies,
-    Stats,
     Stop,
     Submit,
     TextPrompt,
-    TokenizeRequest,
     TokensPrompt,
 )
 from minisgl.message.queue import Addresses, Pull, Push
+from minisgl.plugins.http.apis.queries import ask_stats, ask_tokens
 from minisgl.scheduler.waiting_queue import check_request
 from minisgl.server.dispatch import Dispatcher
 from minisgl.server.errors import ApiError
@@ -138,8 +138,8 @@ def test_promise_1_fail_ends_all_requests_and_queries() -> None:
             server.dispatcher.submit([PROMPT], SamplingParams(n=3), max_tokens_from_context=False) for _ in range(3)
         ]
         queries = [
-            asyncio.create_task(server.dispatcher.stats()),
-            asyncio.create_task(server.dispatcher.ask_tokenizer(lambda uid: TokenizeRequest(uid, PROMPT, False))),
+            asyncio.create_task(ask_stats(server.dispatcher)),
+            asyncio.create_task(ask_tokens(server.dispatcher, PROMPT)),
         ]
         await asyncio.sleep(0)
         server.reply(end(streams[0].uids[1]))
@@ -202,13 +202,13 @@ def test_refusal_of_new_requests() -> None:
 
 def test_queries_get_their_own_replies() -> None:
     async def test(server: FakeServer) -> None:
-        one, other = (asyncio.create_task(server.dispatcher.stats()) for _ in range(2))
+        one, other = (asyncio.create_task(ask_stats(server.dispatcher)) for _ in range(2))
         first, second = await server.get(server.scheduler), await server.get(server.scheduler)
-        assert isinstance(first, GetStats)
-        assert isinstance(second, GetStats)
-        server.api.send(Stats(second.uid, {"x": 2.0}))
-        server.api.send(Stats(first.uid, {"x": 1.0}))
-        server.api.send(Stats(first.uid, {"x": 9.0}))
+        assert isinstance(first, Query)
+        assert isinstance(second, Query)
+        server.api.send(Answer(second.uid, [{"x": 2.0}, ""]))
+        server.api.send(Answer(first.uid, [{"x": 1.0}, ""]))
+        server.api.send(Answer(first.uid, [{"x": 9.0}, ""]))
         assert [(await task).values["x"] for task in (one, other)] == [1.0, 2.0]
 
     with_fake_server(test)

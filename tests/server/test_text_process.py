@@ -18,20 +18,19 @@ from minisgl.core import Finished, Output, SamplingParams
 from minisgl.message import (
     Abort,
     Accepted,
+    Answer,
     ChatPrompt,
-    DetokenizeRequest,
     Limits,
     Message,
     NewRequest,
     Outputs,
     PromptLogprob,
+    Query,
     Replies,
     Schedule,
     Stop,
     Submit,
     TextPrompt,
-    TokenizeRequest,
-    TokenizerReply,
     TokensPrompt,
     pack_ids,
     unpack_ids,
@@ -42,6 +41,8 @@ from minisgl.tokenizer import Tokenizer
 from minisgl.tokenizer.chat import ChatTemplate
 from minisgl.tokenizer.tokenizer import MAX_CHARS_PER_TOKEN
 from minisgl.utils.log import JsonFormatter
+
+QUERIES = "minisgl.plugins.http.apis.queries"
 
 
 class Harness:
@@ -298,17 +299,28 @@ def test_a_prompt_without_logprobs(harness: Harness, length: int, start: int) ->
 
 def test_tokenize_and_detokenize(harness: Harness, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("Hello")
-    harness.worker.handle(TokenizeRequest(1, TextPrompt("Hello"), return_token_strs=True))
-    harness.worker.handle(TokenizeRequest(2, TextPrompt("", add_special_tokens=False)))
-    harness.worker.handle(DetokenizeRequest(3, pack_ids(ids)))
+    text = {"type": "text", "text": "Hello"}
+    harness.worker.handle(Query(1, f"{QUERIES}:tokenize", [text, True]))
+    harness.worker.handle(Query(2, f"{QUERIES}:tokenize", [{**text, "text": "", "add_special_tokens": False}, False]))
+    harness.worker.handle(Query(3, f"{QUERIES}:detokenize", [pack_ids(ids)]))
     strings = [tokenizer.token_text(token) for token in ids]
-    assert harness.api[:2] == [TokenizerReply(1, pack_ids(ids), strings), TokenizerReply(2, b"")]
-    assert harness.api[2] == TokenizerReply(3, text="<|bos|>Hello")
-    harness.worker.handle(DetokenizeRequest(4, pack_ids([320])))
+    assert harness.api[:2] == [Answer(1, (ids, strings)), Answer(2, ([], None))]
+    assert harness.api[2] == Answer(3, "<|bos|>Hello")
+    harness.worker.handle(Query(4, f"{QUERIES}:detokenize", [pack_ids([320])]))
     last = harness.api[-1]
-    assert isinstance(last, TokenizerReply)
+    assert isinstance(last, Answer)
     assert last.error is not None
     assert (last.uid, last.error.status, last.error.field) == (4, 400, "tokens")
+
+
+def test_a_query_that_fails_ends_only_itself(harness: Harness) -> None:
+    """A function that does not exist, or that raises an error, is an error of the query."""
+    for function in (f"{QUERIES}:nothing", f"{QUERIES}:count"):
+        harness.worker.handle(Query(1, function))
+        last = harness.api[-1]
+        assert isinstance(last, Answer)
+        assert last.error is not None
+        assert (last.error.status, last.error.error.partition(":")[0]) == (500, "The request failed")
 
 
 def test_no_tokenizer() -> None:

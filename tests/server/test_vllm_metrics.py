@@ -15,9 +15,9 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from minisgl.core import EngineSpec, Finished, SamplingParams
-from minisgl.message import Stats
 from minisgl.plugins.http.vllm_metrics import OBSERVED, VllmMetrics, token_buckets
 from minisgl.plugins.observer.metrics import SECONDS, TOKENS, Histogram
+from minisgl.server.extension import Stats
 from minisgl.testing.serving import Server
 
 pytestmark = pytest.mark.xdist_group("test_vllm_metrics")  # one process: the server starts once
@@ -198,7 +198,7 @@ def test_observed_histograms_keep_their_values() -> None:
     counts |= {"prompt_tokens": 0.0, "cached_prompt_tokens": 0.0, "num_pages": 1.0}
     counts |= {"num_free_pages": 1.0, "num_evictable_pages": 0.0}
     text = text_of(ours) + '# a line of another plugin\nminisgl_x{a="b"} NaN\nsomething else\n'
-    families = parse(metrics.text(Stats(1, counts, text)).decode())
+    families = parse(metrics.text(Stats(counts, text)).decode())
     assert check_histograms(families) == 9
     family = families["vllm:request_queue_time_seconds"]
     buckets = {sample.labels["le"]: sample.value for sample in family.samples if "le" in sample.labels}

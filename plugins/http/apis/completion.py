@@ -7,7 +7,6 @@ prompt; with ``max_tokens: 0``, that token is not shown.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,21 +14,19 @@ import msgspec
 
 from minisgl.core import Finished
 from minisgl.message import (
-    DetokenizeRequest,
     Prompt,
     PromptLogprob,
     TextPrompt,
-    TokenizeRequest,
     TokenLogprob,
     TokensPrompt,
     num_ids,
     pack_ids,
-    unpack_ids,
 )
+from minisgl.plugins.http.apis.queries import ask_text, ask_tokens, in_time
 from minisgl.plugins.http.apis.token_ids import tokens_prompt
 from minisgl.sampling_params import SamplingParams, too_long
 from minisgl.server.dispatch import Dispatcher
-from minisgl.server.errors import ApiError, timed_out
+from minisgl.server.errors import ApiError
 from minisgl.server.generate import MIN_LOGPROB, Choice, ResponseBuilder, vllm_prompt_logprobs
 from minisgl.server.protocol import GenerateRequest
 from minisgl.server.request_record import Stream
@@ -163,20 +160,17 @@ async def read_prompts(dispatcher: Dispatcher, prompts: Sequence[Prompt], second
 
     async def read(prompt: Prompt) -> EchoedPrompt:
         check_prompt_ids(prompt, dispatcher.max_seq_len)
-        reply = await dispatcher.ask_tokenizer(lambda uid: TokenizeRequest(uid, prompt, True))
-        ids = unpack_ids(reply.ids).tolist()
-        if reply.token_strs is None:
+        ids, texts = await ask_tokens(dispatcher, prompt, with_texts=True)
+        if texts is None:
             return EchoedPrompt("", [f"token_id:{token}" for token in ids])
         if isinstance(prompt, TextPrompt) and not prompt.num_kept_tokens:
-            return EchoedPrompt(prompt.text, reply.token_strs)
-        text = await dispatcher.ask_tokenizer(lambda uid: DetokenizeRequest(uid, pack_ids(ids)))
-        return EchoedPrompt(text.text, reply.token_strs)
+            return EchoedPrompt(prompt.text, texts)
+        return EchoedPrompt(await ask_text(dispatcher, pack_ids(ids)), texts)
 
-    try:
-        async with asyncio.timeout(seconds):
-            return [await read(prompt) for prompt in prompts]
-    except TimeoutError:
-        raise timed_out(seconds) from None
+    async def read_all() -> list[EchoedPrompt]:
+        return [await read(prompt) for prompt in prompts]
+
+    return await in_time(read_all(), seconds)
 
 
 def check_prompt_ids(prompt: Prompt, max_seq_len: int) -> None:

@@ -1,0 +1,95 @@
+"""What extensions ask the worker processes: tokens and text of a tokenizer, counts and an empty cache of the scheduler.
+
+Each question is a function that the worker calls (`minisgl.message.Query`), and the ``ask`` beside it, which an
+extension calls. So the workers import this module too, and it imports no HTTP library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import msgspec
+
+from minisgl.core import InvalidRequestError
+from minisgl.message import Prompt, unpack_ids
+from minisgl.server.errors import ApiError
+
+if TYPE_CHECKING:
+    from minisgl.server.dispatch import Dispatcher
+    from minisgl.server.extension import Stats
+    from minisgl.server.rank_process import SchedulerLoop
+    from minisgl.server.text_process import TextWorker
+
+T = TypeVar("T")
+
+
+class Tokens(NamedTuple):
+    """The token ids of a prompt, and their texts if they were asked for and there is a tokenizer."""
+
+    ids: list[int]
+    texts: list[str] | None
+
+
+def tokenize(worker: TextWorker, prompt: Any, with_texts: bool) -> Tokens:
+    """Return the tokens of a prompt, in a tokenizer's process. Raise `InvalidRequestError`."""
+    ids = unpack_ids(worker.token_ids(msgspec.convert(prompt, Prompt), empty=True)).tolist()
+    if not with_texts or worker.tokenizer is None:
+        return Tokens(ids, None)
+    return Tokens(ids, [worker.tokenizer.token_text(token) for token in ids])
+
+
+def detokenize(worker: TextWorker, packed: bytes) -> str:
+    """Return the text of token ids, packed by `pack_ids`, in a tokenizer's process. Raise `InvalidRequestError`."""
+    if worker.tokenizer is None:
+        raise InvalidRequestError("tokens", "This model has no tokenizer.")
+    ids = unpack_ids(packed)
+    unknown = ids[ids >= worker.limits.vocab_size]
+    if len(unknown):
+        what = f"Token id {unknown[0]} is not in the vocabulary of {worker.limits.vocab_size}."
+        raise InvalidRequestError("tokens", what)
+    return worker.tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+
+
+def count(loop: SchedulerLoop) -> tuple[dict[str, float], str]:
+    """Return the fields of `Stats`, in rank 0's process."""
+    return {name: float(value) for name, value in loop.scheduler.stats().items()}, "".join(loop.metrics())
+
+
+def flush_cache(loop: SchedulerLoop) -> int | None:
+    """Empty the prefix cache. Return the number of its pages, or None if a request is open."""
+    return loop.scheduler.flush_cache()
+
+
+async def ask_tokens(dispatcher: Dispatcher, prompt: Prompt, with_texts: bool = False) -> Tokens:
+    """Return a prompt's token ids, and with ``with_texts`` each token's text. Raise `ApiError`."""
+    return Tokens(*await dispatcher.ask_tokenizer(tokenize, prompt, with_texts))
+
+
+async def ask_text(dispatcher: Dispatcher, ids: bytes) -> str:
+    """Return the text of token ids, packed by `pack_ids`. Raise `ApiError`."""
+    text: str = await dispatcher.ask_tokenizer(detokenize, ids)
+    return text
+
+
+async def ask_stats(dispatcher: Dispatcher) -> Stats:
+    """Return the scheduler's counts. Raise `ApiError` (503)."""
+    from minisgl.server.extension import Stats
+
+    return Stats(*await dispatcher.ask_scheduler(count))
+
+
+def timed_out(seconds: float | None) -> ApiError:
+    """Return the error response (504) for a request that took longer than ``server.request_timeout``, ``seconds``."""
+    return ApiError(504, f"The request took longer than {seconds or 0:g} s (server.request_timeout).")
+
+
+async def in_time(answer: Awaitable[T], seconds: float | None) -> T:
+    """Wait for an answer. Raise `ApiError` (504) after ``seconds``."""
+    import asyncio  # the workers don't need it
+
+    try:
+        async with asyncio.timeout(seconds):
+            return await answer
+    except TimeoutError:
+        raise timed_out(seconds) from None
