@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-import pkgutil
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 from minisgl.core import Finished, InvalidRequestError
-from minisgl.message import Answer, Query
-
-log = logging.getLogger(__name__)
 
 CLIENT_CLOSED_REQUEST = 499
 """The HTTP status of a response whose client has disconnected. No client receives it; only ``/metrics`` counts it."""
@@ -72,32 +67,6 @@ def _named(message: str, field: str, names: Mapping[str, str]) -> tuple[str, str
     return message, names.get(field, field) or None
 
 
-def refusal(uid: int, error: InvalidRequestError) -> Finished:
-    """Return the end of a refused request, as the worker processes report it to the API server."""
-    return Finished(uid, "error", error=error.message, status=400, field=error.field, code=error.code)
-
-
-def attempt(work: Callable[[], None], uid: int, request_id: str = "") -> Finished | None:
-    """Run ``work()`` in a worker process, and return None, or the end of the request or query if it raises an error.
-
-    So one bad request never stops the process. ``uid`` and ``request_id`` name the request in the log.
-    """
-    try:
-        work()
-    except InvalidRequestError as error:
-        return refusal(uid, error)
-    except Exception as error:
-        log.exception("a request failed", extra={"fields": {"uid": uid, "request_id": request_id}})
-        return Finished(uid, "error", error=f"The request failed: {type(error).__name__}: {error}")
-    return None
-
-
-def answer_query(query: Query, worker: object) -> Answer:
-    """Return the answer of a worker process to a query, whose function gets ``worker``."""
-    answer = Answer(query.uid)
-
-    def work() -> None:
-        answer.value = pkgutil.resolve_name(query.function)(worker, *query.arguments)
-
-    answer.error = attempt(work, query.uid)
-    return answer
+def timed_out(seconds: float | None) -> ApiError:
+    """Return the error response (504) for a request that took longer than ``server.request_timeout``, ``seconds``."""
+    return ApiError(504, f"The request took longer than {seconds or 0:g} s (server.request_timeout).")

@@ -29,7 +29,7 @@ from minisgl.message import (
     Stop,
     unpack_ids,
 )
-from minisgl.message.link import Link
+from minisgl.message.link import Link, answer_query, refusal
 from minisgl.message.queue import Addresses, Pull, Push
 from minisgl.models.resolve import resolve_model
 from minisgl.plugin_manager.encoding import decode_config, early_of, options_of, plugins_of, started_early
@@ -37,7 +37,6 @@ from minisgl.plugin_manager.failures import described
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.scheduler.build import build_scheduler
 from minisgl.scheduler.scheduler import Scheduler
-from minisgl.server.errors import answer_query, refusal
 from minisgl.server.worker_pool import Ready, Report
 from minisgl.tokenizer.detokenizer import PROMPT_TAIL_TOKENS
 from minisgl.tokenizer.grammar import LazyGrammars

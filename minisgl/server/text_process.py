@@ -38,11 +38,11 @@ from minisgl.message import (
     num_ids,
     pack_ids,
 )
+from minisgl.message.link import answer_query, attempt
 from minisgl.message.queue import Addresses, Pull, Push
 from minisgl.plugin_manager.encoding import decode_part, options_of, plugins_of
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.sampling_params import too_long
-from minisgl.server.errors import answer_query, attempt
 from minisgl.server.worker_pool import Ready, Report
 from minisgl.tokenizer.detokenizer import Detokenizer, check_stops
 from minisgl.tokenizer.grammar import LazyGrammars

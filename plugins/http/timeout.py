@@ -9,8 +9,8 @@ from collections.abc import Callable
 from minisgl import hookimpl
 from minisgl.config import Config
 from minisgl.message import Delta
-from minisgl.plugins.http.apis.queries import timed_out
 from minisgl.server.app import Api
+from minisgl.server.errors import timed_out
 from minisgl.server.extension import HttpExtension
 from minisgl.server.request_record import RequestRecord, Stream
 

@@ -13,7 +13,7 @@ import msgspec
 
 from minisgl.core import InvalidRequestError
 from minisgl.message import Prompt, unpack_ids
-from minisgl.server.errors import ApiError
+from minisgl.server.errors import timed_out
 
 if TYPE_CHECKING:
     from minisgl.server.dispatch import Dispatcher
@@ -77,11 +77,6 @@ async def ask_stats(dispatcher: Dispatcher) -> Stats:
     from minisgl.server.extension import Stats
 
     return Stats(*await dispatcher.ask_scheduler(count))
-
-
-def timed_out(seconds: float | None) -> ApiError:
-    """Return the error response (504) for a request that took longer than ``server.request_timeout``, ``seconds``."""
-    return ApiError(504, f"The request took longer than {seconds or 0:g} s (server.request_timeout).")
 
 
 async def in_time(answer: Awaitable[T], seconds: float | None) -> T:
