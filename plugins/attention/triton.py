@@ -114,7 +114,13 @@ class TritonAttention(FusedStore):
             if self.device.type != "cuda":
                 refuse = "it needs a CUDA device. On a CPU use attention=torch (or TRITON_INTERPRET=1, which is slow)."
         return AttnNeeds(
-            kv_dtypes=dtypes, graph=True, shared_prefix=True, device_lengths=True, fused_rows=FUSED_ROWS, refuse=refuse
+            kv_dtypes=dtypes,
+            graph=True,
+            shared_prefix=True,
+            device_lengths=True,
+            fused_rows=FUSED_ROWS,
+            sinks=True,
+            refuse=refuse,
         )
 
     def bind(self, pool: KVPool, layers: Sequence[LayerSpec], keys: Sequence[GraphKey]) -> None:
@@ -123,7 +129,7 @@ class TritonAttention(FusedStore):
         super().bind(pool, layers, keys)
         self.layers = {
             layer.index: self.kernels.Heads(
-                layer.q_heads, layer.kv_heads, layer.head_dim, layer.scale, layer.window, layer.soft_cap
+                layer.q_heads, layer.kv_heads, layer.head_dim, layer.scale, layer.window, layer.soft_cap, layer.sinks
             )
             for layer in layers
         }

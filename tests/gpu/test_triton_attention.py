@@ -29,6 +29,7 @@ class Case:
     head_dim: int = 64
     window: int = -1
     soft_cap: float = 0.0
+    sinks: bool = False  # whether each head has an attention sink; scores are about 1
     programs: int = 64  # decode splits rows until about this many programs run, over all rows and heads
     layout: str = "NHD"
     spec: LayerSpec = field(init=False)
@@ -53,6 +54,8 @@ CASES = {
     "decode, window": Case(DECODE, window=20),
     "decode, window, not split": Case(DECODE, window=20, programs=1),
     "decode, soft cap": Case(DECODE, soft_cap=2.0),
+    "decode, sinks": Case(DECODE, sinks=True, soft_cap=2.0),
+    "decode, sinks, window, not split": Case(DECODE, sinks=True, window=20, programs=1, q_heads=6),
     "decode, heads before tokens": Case(DECODE, layout="HND"),
     "prefill": Case([(20, 20), (64, 64), (1, 1)]),
     "chunk behind a cached prefix": Case([(7, 71), (16, 48)]),
@@ -62,6 +65,7 @@ CASES = {
     "mixed, head 80, 5 heads a group": Case(MIXED, q_heads=5, kv_heads=1, head_dim=80),
     "mixed, window": Case(MIXED, window=9),
     "mixed, soft cap": Case(MIXED, soft_cap=3.0),
+    "mixed, sinks, 3 heads a group": Case(MIXED, sinks=True, window=9, q_heads=6),
 }
 LARGE = {
     "decode": Case([(1, 1 + 37 * i) for i in range(48)], q_heads=16, kv_heads=8, head_dim=128, programs=528),
@@ -114,13 +118,15 @@ class Setup:
         self.batch = AttnBatch(decode, cu_seqlens_q, seq_lens, *on_device)
         shape = (int(cu_seqlens_q[-1]), case.q_heads, case.head_dim)
         self.q = torch.randn(shape, generator=generator, device=device).to(dtype)
+        sinks = torch.linspace(-2, 4, case.q_heads, device=device).to(dtype) if case.sinks else None
+        self.layer = replace(case.spec, sinks=sinks)
 
     def run(self, backend: TritonAttention | TorchAttention) -> torch.Tensor:
         """Plan the batch and return the backend's output."""
-        backend.bind(self.pool, [replace(self.case.spec, index=0), self.case.spec], [])
+        backend.bind(self.pool, [replace(self.layer, index=0), self.layer], [])
         backend.plan(self.batch)
         out = torch.full_like(self.q, float("nan"))
-        assert backend.forward(self.case.spec, self.q, out) is out
+        assert backend.forward(self.layer, self.q, out) is out
         return out
 
     def reference(self) -> torch.Tensor:
@@ -137,7 +143,11 @@ class Setup:
             masked = key > position
             if case.window >= 0:
                 masked |= key <= position - case.window
-            outs.append((scores.masked_fill(masked, float("-inf")).softmax(-1) @ v).transpose(0, 1))
+            scores = scores.masked_fill(masked, float("-inf"))
+            if self.layer.sinks is not None:
+                sinks = self.layer.sinks.double()[:, None, None].expand(-1, count, 1)
+                scores = torch.cat((scores, sinks), dim=-1)
+            outs.append((scores.softmax(-1)[..., :seq_len] @ v).transpose(0, 1))
         return torch.cat(outs)
 
 
@@ -161,7 +171,8 @@ def assert_close(out: torch.Tensor, expected: torch.Tensor) -> None:
 def test_agrees_with_softmax_in_float64(
     name: str, dtype: torch.dtype, device: torch.device, generator: torch.Generator, compiled: bool
 ) -> None:
-    if not compiled and dtype == torch.float16 and name not in ("decode", "mixed", "mixed, page 64, head 128"):
+    half = name in ("decode", "mixed", "mixed, page 64, head 128") or "sinks" in name
+    if not compiled and dtype == torch.float16 and not half:
         pytest.skip("tested in float32 only: the interpreter is slow")
     setup = Setup(CASES[name], dtype, device, generator)
     assert_close(setup.run(backend(setup.case, device)), setup.reference())
@@ -183,7 +194,7 @@ SHARED = {
     "in shares": (Case([(1, 301), (1, 370)], programs=64), 288),
     "page 24, 3 heads a group": (Case([(1, 100), (1, 97)], q_heads=3, kv_heads=1, page_size=24), 96),
     "more rows than a tile": (Case([(1, 40 + i) for i in range(70)], q_heads=4, kv_heads=1, head_dim=16), 32),
-    "soft cap": (Case([(1, 70), (1, 80)], soft_cap=2.0), 64),
+    "soft cap and sinks": (Case([(1, 70), (1, 80)], soft_cap=2.0, sinks=True), 64),
     "a window": (Case([(1, 70), (1, 80)], window=20), 64),
     "nothing": (Case([(1, 70), (1, 16)]), 0),
 }
@@ -194,7 +205,7 @@ def test_shared_prefix(
     name: str, dtype: torch.dtype, device: torch.device, generator: torch.Generator, compiled: bool
 ) -> None:
     """The shared prefix is read through the first row's page table: the entries of the other rows are invalid pages."""
-    if not compiled and dtype == torch.float16:
+    if not compiled and dtype == torch.float16 and "sinks" not in name:
         pytest.skip("tested in float32 only: the interpreter is slow")
     case, tokens = SHARED[name]
     setup = Setup(case, dtype, device, generator)

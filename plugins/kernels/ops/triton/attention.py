@@ -76,20 +76,27 @@ def attend(
     return acc, top, total
 
 
+@device_function
+def sink_weight(sinks, query_head, real, top):
+    """Return what the attention sinks of ``query_head`` [M] add to the sums of weights, whose largest score is top."""
+    return tl.exp2(tl.load(sinks + query_head, mask=real, other=0.0).to(tl.float32) * LOG2_E - top)
+
+
 @triton.jit(do_not_specialize_on_alignment=["req_pool_indices", "seq_lens", "order", "shared_prefix_len"])
 def decode_kernel(
-    q, k, v, out, partial, partial_top, page_table, req_pool_indices, seq_lens, order, shared_prefix_len, scale,
+    q, k, v, out, partial, partial_top, page_table, req_pool_indices, seq_lens, order, shared_prefix_len, sinks, scale,
     stride_q_row, stride_q_head, stride_out_row, stride_out_head,
     stride_page, stride_token, stride_head, stride_table,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
-    SPLITS: tl.constexpr, PARTS: tl.constexpr, SHARED_PREFIX: tl.constexpr,
+    SPLITS: tl.constexpr, PARTS: tl.constexpr, SHARED_PREFIX: tl.constexpr, SINKS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """Compute decode attention. One program: one row, one KV head, one of SPLITS splits of the row's KV.
 
     ``order`` lists the rows in the order in which their programs start. The row has one query, which sees the row's
     whole KV. With SHARED_PREFIX, `shared_prefix_kernel` reads the first ``shared_prefix_len`` positions and this kernel
-    the rest. PARTS is the number of partial results per row: the splits of both kernels.
+    the rest. PARTS is the number of partial results per row: the splits of both kernels. If there are several, only
+    `combine_kernel` adds the sinks.
     """
     # Heads vary fastest, because the KV heads of a page are adjacent in memory.
     head, split = tl.program_id(0), tl.program_id(2)
@@ -126,6 +133,8 @@ def decode_kernel(
             queries, position, k_head, v_head, row_table, middle, end, stride_page, stride_token, scale,
             acc, top, total, PAGE, HEAD_DIM, WINDOW, SOFT_CAP, True, BLOCK_N,
         )  # fmt: skip
+        if SINKS and PARTS == 1:
+            total += sink_weight(sinks, query_head, m < GROUP, top)
         acc = acc / total[:, None]
         if PARTS == 1:
             out_at = out + row.to(tl.int64) * stride_out_row + query_head[:, None] * stride_out_head + d[None, :]
@@ -189,9 +198,9 @@ def shared_prefix_kernel(
 
 @triton.jit
 def combine_kernel(
-    partial, partial_top, out, values, factors, stride_out_row, stride_out_head, stride_factors,
+    partial, partial_top, out, values, factors, sinks, stride_out_row, stride_out_head, stride_factors,
     HEAD_DIM: tl.constexpr, PARTS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr, QUANTIZE: tl.constexpr,
-    EARLY: tl.constexpr = False,
+    SINKS: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """Combine the partial results of the splits, weighted by their sums of exponentials.
 
@@ -205,8 +214,12 @@ def combine_kernel(
     part, d = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_D)
     part_index = (row * tl.num_programs(1) + head) * PARTS + part
     top = tl.load(partial_top + part_index, mask=part < PARTS, other=float("-inf"))
-    weights = tl.exp2(top - tl.max(top, 0))
-    weights = weights / tl.sum(weights, 0)
+    largest = tl.max(top, 0)
+    weights = tl.exp2(top - largest)
+    total = tl.sum(weights, 0)
+    if SINKS:
+        total += sink_weight(sinks, head, True, largest)
+    weights = weights / total
     real = (top[:, None] > float("-inf")) & (d[None, :] < HEAD_DIM)  # empty splits wrote no values
     parts = tl.load(partial + part_index.to(tl.int64)[:, None] * HEAD_DIM + d[None, :], mask=real, other=0.0)
     combined = tl.sum(parts * weights[:, None], 0).to(out.dtype.element_ty)
@@ -223,11 +236,11 @@ def combine_kernel(
 
 @triton.jit(do_not_specialize_on_alignment=["tiles", "cu_seqlens_q", "seq_lens", "req_pool_indices"])
 def extend_kernel(
-    q, k, v, out, tiles, cu_seqlens_q, seq_lens, req_pool_indices, page_table, scale,
+    q, k, v, out, tiles, cu_seqlens_q, seq_lens, req_pool_indices, page_table, sinks, scale,
     stride_q_token, stride_q_head, stride_out_token, stride_out_head,
     stride_page, stride_token, stride_head, stride_table,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    SINKS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Compute attention for rows with several queries. One program: one KV head, one tile of a row's packed queries.
 
@@ -267,6 +280,8 @@ def extend_kernel(
         queries, position, k_head, v_head, row_table, middle, last_query + 1, stride_page, stride_token, scale,
         acc, top, total, PAGE, HEAD_DIM, WINDOW, SOFT_CAP, True, BLOCK_N,
     )  # fmt: skip
+    if SINKS:
+        total += sink_weight(sinks, query_head, m < q_len * GROUP, top)
     out_at = out + (token * stride_out_token + query_head * stride_out_head)[:, None] + d[None, :]
     tl.store(out_at, (acc / total[:, None]).to(out.dtype.element_ty), mask=real)
 
@@ -283,6 +298,7 @@ class Heads(NamedTuple):
     scale: float
     window: int
     soft_cap: float
+    sinks: Tensor | None = None  # [q_heads]: see `minisgl.attention.LayerSpec`
 
     @property
     def group(self) -> int:
@@ -390,18 +406,19 @@ def decode(
         )  # fmt: skip
     decode_kernel[(heads.kv_heads, rows, splits)](
         q, pages.k, pages.v, out, scratch, tops, pages.page_table, pages.req_pool_indices, pages.seq_lens, order,
-        pages.seq_lens if shared_prefix_len is None else shared_prefix_len, score_scale(heads),
+        pages.seq_lens if shared_prefix_len is None else shared_prefix_len, heads.sinks, score_scale(heads),
         *q.stride()[:2], *out.stride()[:2], *pages.k.stride()[:3], pages.page_table.stride(0),
         GROUP=heads.group, HEAD_DIM=heads.head_dim, PAGE=pages.k.shape[1], WINDOW=heads.window,
         SOFT_CAP=heads.soft_cap, SPLITS=splits, PARTS=parts, SHARED_PREFIX=shared_prefix_len is not None,
+        SINKS=heads.sinks is not None,
         BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_D=block_d, num_warps=tile.warps, num_stages=tile.stages, **early,
     )  # fmt: skip
     if parts > 1:
         combine_kernel[(rows, heads.q_heads)](
             scratch, tops, out, *((None, None) if quantized is None else (quantized.values, quantized.factors)),
-            *out.stride()[:2], 0 if quantized is None else quantized.factors.stride(1), HEAD_DIM=heads.head_dim,
-            PARTS=parts, BLOCK_P=triton.next_power_of_2(parts), BLOCK_D=block_d, QUANTIZE=quantized is not None,
-            num_warps=4, **early,
+            heads.sinks, *out.stride()[:2], 0 if quantized is None else quantized.factors.stride(1),
+            HEAD_DIM=heads.head_dim, PARTS=parts, BLOCK_P=triton.next_power_of_2(parts), BLOCK_D=block_d,
+            QUANTIZE=quantized is not None, SINKS=heads.sinks is not None, num_warps=4, **early,
         )  # fmt: skip
 
 
@@ -418,11 +435,11 @@ def extend(q: Tensor, out: Tensor, pages: Pages, heads: Heads, cu_seqlens_q: Ten
     """
     extend_kernel[(heads.kv_heads, len(tiles))](
         q, pages.k, pages.v, out, tiles, cu_seqlens_q, pages.seq_lens, pages.req_pool_indices, pages.page_table,
-        score_scale(heads),
+        heads.sinks, score_scale(heads),
         *q.stride()[:2], *out.stride()[:2], *pages.k.stride()[:3], pages.page_table.stride(0),
         GROUP=heads.group, HEAD_DIM=heads.head_dim, PAGE=pages.k.shape[1], WINDOW=heads.window,
-        SOFT_CAP=heads.soft_cap, BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_D=_block_d(heads),
-        num_warps=tile.warps, num_stages=tile.stages,
+        SOFT_CAP=heads.soft_cap, SINKS=heads.sinks is not None, BLOCK_M=tile.m, BLOCK_N=tile.n,
+        BLOCK_D=_block_d(heads), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 

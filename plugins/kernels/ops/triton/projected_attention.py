@@ -252,8 +252,8 @@ def merge_kernel(
 
 
 def serves_attention(heads: Heads) -> bool:
-    """Return whether `attention` supports these heads: a head size that is a power of two, 16 to 128, no soft cap."""
-    return heads.head_dim in (16, 32, 64, 128) and not heads.soft_cap
+    """Return whether `attention` supports these heads: a head size of 16, 32, 64 or 128, no soft cap, no sinks."""
+    return heads.head_dim in (16, 32, 64, 128) and not heads.soft_cap and heads.sinks is None
 
 
 def attention_splits(rows: int, heads: Heads, programs: int) -> int:
