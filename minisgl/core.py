@@ -350,7 +350,7 @@ class Req:
     seed: int = 0
     output_ids: list[int] = field(default_factory=list)
     priority: int = 0  # lower is more urgent; `StarvationGuard` lowers it for a starved request
-    constraint: Any = None  # its grammar while it is open, a `minisgl.scheduler.base.Constraint`
+    constraint: Any = None  # its grammar while it is open, a `minisgl.plugins.constraint.base.Constraint`
     group: int = 0  # above 0: the choices of one HTTP request, which take turns as one: plugins/scheduler/guard.py
     max_len: int = 0  # the largest number of tokens that it can have, prompt and output together
     stop_ids: frozenset[int] = frozenset()

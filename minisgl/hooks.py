@@ -171,8 +171,8 @@ def minisgl_wrap_constraint(
     - ``eos_ids``: the end-of-sequence token ids.
     - ``tokenizer``: the model's tokenizer. None: it has none.
 
-    Returns: a function ``wrap(constraint)``, which returns a `minisgl.scheduler.base.Constraint`. Its argument is the
-    constraint of the request's grammar, or None. None: the tokens stay as they are.
+    Returns: a function ``wrap(constraint)``, which returns a `minisgl.plugins.constraint.base.Constraint`. Its argument
+    is the constraint of the request's grammar, or None. None: the tokens stay as they are.
     """
 
 

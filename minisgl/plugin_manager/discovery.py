@@ -181,9 +181,12 @@ def taken(build: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]
 
 
 MOVED = {
+    "Constraint": "minisgl.plugins.constraint.base",
     "DraftProposer": "minisgl.plugins.speculation",
     "MoELayer": "minisgl.plugins.models.experts",
     "MoeBackend": "minisgl.plugins.moe",
+    "mask_of": "minisgl.plugins.constraint.base",
+    "pack_mask": "minisgl.plugins.constraint.base",
 }
 """Public names that moved in 0.3 → the module that has them now. They still work at their old place, with a warning."""
 

@@ -8,17 +8,15 @@ shipped policies are in `plugins/scheduler/`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import numpy as np
-
-from minisgl.core import I32, Bools, EngineSpec, Req, StepResult
+from minisgl.core import I32, Bools, EngineSpec, Output, Req, StepResult, TokenMasks
 from minisgl.plugin_manager.discovery import moved
 
 if TYPE_CHECKING:
     from minisgl.scheduler.cache_manager import CacheManager
-    from minisgl.scheduler.steps import InFlightStep
+    from minisgl.scheduler.steps import Ended, InFlightStep, ResultReader
 
 
 class Waiting(NamedTuple):
@@ -177,59 +175,29 @@ class Drafting(Protocol):
         """
 
 
-class Constraint(Protocol):
-    """The grammar of one request: which tokens the request may sample next.
+class Constraints(Protocol):
+    """Keeps the requests of a scheduler that have a constraint (`Req.constraint`), such as a grammar.
 
-    A subclass need define only `advance` and `masks`.
+    A constraint says which tokens may be sampled next. The classes are in `plugins/constraint/`; the first request with
+    a constraint brings this one (``constraint.make_manager(vocab_size)``).
     """
 
-    def advance(self, tokens: Sequence[int]) -> None:
-        """Add sampled tokens to the request's output, in order."""
+    def add(self, req: Req) -> None:
+        """Add a new request. It enters the waiting queue when its constraint is ready."""
 
-    def masks(self, drafts: Sequence[int]) -> I32:
-        """Return the masks for the next token and for the token after each draft, as if the drafts were sampled.
+    def pop_ready(self, is_idle: bool) -> list[Req]:
+        """Return the requests that enter the waiting queue now. If ``is_idle``, wait a moment for the first one."""
 
-        The result is int32 ``[1 + len(drafts), ceil(vocab_size / 32)]`` with the bits of `TokenMasks`. A mask after a
-        draft that the grammar does not allow has no effect, since the draft is then rejected. A mask without a token
-        ends the request with an error, if it gets as far.
+    def masks(self, launched: InFlightStep) -> tuple[TokenMasks, Ended]:
+        """Return the masks of a step that samples late, and the requests that end because no token is allowed.
+
+        The results of all earlier steps have been read.
         """
 
-    def is_ready(self, seconds: float = 0.0) -> bool:
-        """Return whether the other methods answer at once. Wait for this for at most ``seconds``.
-
-        A request enters the waiting queue when its constraint is ready. By default, it always is.
-        """
-        return True
-
-    def allowed(self, drafts: Sequence[int]) -> int:
-        """Return how many of the drafts the grammar allows: those before the first that it forbids."""
-        for count, (mask, draft) in enumerate(zip(self.masks(drafts), drafts, strict=False)):
-            if not mask[draft // 32] >> draft % 32 & 1:
-                return count
-        return len(drafts)
-
-    def forced(self, count: int) -> Sequence[int]:
-        """Return at most ``count`` tokens that come next if only one text is possible next; none by default.
-
-        They are guesses, which are verified like other drafts: other tokens may have the same text.
-        """
-        return ()
-
-
-def pack_mask(allowed: Bools) -> I32:
-    """Return the bits of `minisgl.core.TokenMasks` for ``allowed`` bool ``[tokens]``: int32 ``[ceil(tokens / 32)]``."""
-    bits = np.zeros(-(-len(allowed) // 32) * 4, np.uint8)
-    packed = np.packbits(allowed, bitorder="little")
-    bits[: len(packed)] = packed
-    return bits.view(np.int32)
-
-
-def mask_of(tokens: Iterable[int], vocab_size: int) -> I32:
-    """Return the mask that allows ``tokens``: int32 ``[ceil(vocab_size / 32)]``. Ids beyond have no bit."""
-    allowed = np.zeros(vocab_size, bool)
-    ids = np.fromiter(tokens, np.int64)
-    allowed[ids[ids < vocab_size]] = True
-    return pack_mask(allowed)
+    def append(
+        self, results: ResultReader, launched: InFlightStep, result: StepResult, out: Output
+    ) -> tuple[Bools, Ended]:
+        """Do what `ResultReader.append` does, for a step that sampled late, and advance the constraints."""
 
 
 def __getattr__(name: str) -> Any:

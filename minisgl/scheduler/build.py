@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from minisgl.core import Engine, InvalidRequestError, Req, SamplingParams
-from minisgl.scheduler.base import Constraint, Drafting
+from minisgl.scheduler.base import Drafting
 from minisgl.scheduler.observer import HookObserver
 from minisgl.scheduler.scheduler import Scheduler
 
@@ -68,7 +68,7 @@ def build_scheduler(
     eos_ids = engine.eos_ids | frozenset(() if tokenizer is None else tokenizer.eos_ids)
     loaded, hook = set[tuple[str, str]](), manager.hook
 
-    def constraint_of(req: Req) -> Constraint | None:
+    def constraint_of(req: Req) -> Any:
         grammar, vocab_size, made = req.params.grammar, engine.spec.vocab_size, None
         if grammar is not None:
             if grammars is None:

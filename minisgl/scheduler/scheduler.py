@@ -12,28 +12,18 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
-from minisgl.core import (
-    I32,
-    INTERRUPTED,
-    Engine,
-    EngineDeadError,
-    Finished,
-    FinishReason,
-    Output,
-    Req,
-    SamplingParams,
-    Step,
-)
+from minisgl.core import I32, INTERRUPTED, Engine, EngineDeadError, Finished, Output, Req, SamplingParams, Step
 from minisgl.kvcache import PrefixCache
-from minisgl.scheduler.base import Constraint, Running, SchedulerPolicy, Speculation
+from minisgl.scheduler.base import Constraints, Running, SchedulerPolicy, Speculation
 from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.scheduler.observer import Observer
 from minisgl.scheduler.planner import Planner, req_pool_indices_of
-from minisgl.scheduler.steps import NO_TOKEN, Counters, InFlightStep, ResultReader, StepBuilder, token_masks
-from minisgl.scheduler.waiting_queue import NO_GROUP, PreparingRequests, WaitingQueue, check_request, seed_of
+from minisgl.scheduler.steps import NO_TOKEN, Counters, Ended, InFlightStep, ResultReader, StepBuilder
+from minisgl.scheduler.waiting_queue import NO_GROUP, WaitingQueue, check_request, seed_of
 
 
 class Scheduler:
@@ -50,7 +40,7 @@ class Scheduler:
     - ``observer``: is told of the scheduler's events; None: no object is. `HookObserver` calls the plugins' hooks.
     - ``clock``: returns the time in seconds that the observer receives.
     - ``speculation``: drafts tokens of decoding requests, which a step then verifies; None for no drafts.
-    - ``constraint_of``: returns the grammar of a new request, or None if the request has none.
+    - ``constraint_of``: returns the constraint of a new request, such as a grammar, or None if it has none.
     """
 
     def __init__(
@@ -66,7 +56,7 @@ class Scheduler:
         observer: Observer | None = None,
         clock: Callable[[], float] = time.monotonic,
         speculation: Speculation | None = None,
-        constraint_of: Callable[[Req], Constraint | None] | None = None,
+        constraint_of: Callable[[Req], Any] | None = None,
     ):
         self.engine, self.spec, self.clock, self.constraint_of = engine, engine.spec, clock, constraint_of
         self.overlap_depth = 1 if overlap else 0
@@ -77,13 +67,13 @@ class Scheduler:
         self.planner = Planner(self, policy, self.cache_manager, max_prefill_tokens)
         self.request_table = self.cache_manager.request_table
         self.speculation = speculation
+        self.constraints: Constraints | None = None  # from the first request with a constraint on
         self.step_builder = StepBuilder(self.cache_manager, speculation)
         self.counters = Counters()
         self.results = ResultReader(self.request_table, self.counters)
         self.requests: dict[int, Req] = {}  # open requests (waiting and running) by uid
         make_queue = getattr(policy, "make_queue", None)
         self.waiting = WaitingQueue() if make_queue is None else make_queue(lambda: self.request_table.reqs)
-        self.preparing = PreparingRequests()  # requests that wait for their grammar: they are not in the queue yet
         self.in_flight: deque[InFlightStep] = deque()
         self.next_step_id = 0
         self._arrivals = self._admissions = 0
@@ -115,7 +105,11 @@ class Scheduler:
             req.constraint = self.constraint_of(req)
         self._arrivals += 1
         self.requests[uid] = req
-        (self.waiting if req.constraint is None or req.constraint.is_ready() else self.preparing).add(req)
+        if req.constraint is None:
+            self.waiting.add(req)
+        else:  # it enters the queue in `step`, when its constraint is ready
+            self.constraints = self.constraints or req.constraint.make_manager(self.spec.vocab_size)
+            self.constraints.add(req)
         self._idle = False
         self.events.request_added(req, self.clock())
 
@@ -133,8 +127,8 @@ class Scheduler:
         self._failure = self._failure or message
         for req in list(self.requests.values()):
             self._reply(req, Finished(req.uid, "error", error=message))
-        for reqs in (self.waiting, self.preparing, self.in_flight):
-            reqs.clear()
+        self.waiting.clear()
+        self.in_flight.clear()
         return self._pop_output()
 
     def _check_alive(self) -> None:
@@ -167,22 +161,25 @@ class Scheduler:
         7. Read the result of the step *before*, while the device computes the step just launched (overlap scheduling).
            Without overlap, or if there was nothing to launch, read the oldest result: `_process_result`. If a row has a
            grammar, the sampling of the step just launched starts only now, with masks that depend on the result just
-           read: `token_masks`. If the step before verifies draft tokens, its result is read first of all, before 1.
+           read: `Constraints.masks`. If the step before verifies drafts, its result is read first of all, before 1.
         8. With that result, free the retired pages that waited for its step: `CacheManager.free_retired`. Append the
            sampled tokens. Finish requests that sampled a stop token or reached ``max_tokens``, and release their pages:
            `_finish`, `CacheManager.release`.
         """
         self.read_verification()
-        for req in self.preparing.pop_ready(is_idle=len(self.preparing) == len(self.requests) and not self.in_flight):
-            req.queued_at_step = self.next_step_id
-            self.waiting.add(req)
+        if self.constraints is not None:
+            is_idle = not (self.waiting or self.request_table.reqs or self.in_flight)
+            for req in self.constraints.pop_ready(is_idle):
+                req.queued_at_step = self.next_step_id
+                self.waiting.add(req)
         launched = self._launch()  # 1 to 6
         while len(self.in_flight) > 1:
             self._process_result()  # 7 and 8
-        if launched and self.in_flight[-1].step.late_sampling:
+        if launched and self.constraints is not None and self.in_flight[-1].step.late_sampling:
             # All results of earlier steps have been read, so the grammars know every token before those to be sampled.
-            self.engine.sample(token_masks(self.in_flight[-1], self.spec.vocab_size))
-            self._finish([(self.in_flight[-1].reqs[row], "error") for row in self.in_flight[-1].stuck])
+            masks, ended = self.constraints.masks(self.in_flight[-1])
+            self.engine.sample(masks)
+            self._finish(ended)
         if self.in_flight and not (launched and self.overlap_depth):
             self._process_result()
         self.events.pages_counted(self.next_step_id, *self.cache_manager.page_counts())
@@ -319,7 +316,7 @@ class Scheduler:
     def _record_launch(self, step: Step, reqs: list[Req]) -> None:
         """Record a launched step as in flight, and insert into the cache the prompt pages that it computes."""
         table = self.request_table
-        launched = InFlightStep(step, reqs, table.admission_order[step.req_pool_indices], {})
+        launched = InFlightStep(step, reqs, table.admission_order[step.req_pool_indices])
         table.num_computed_tokens[step.req_pool_indices] = launched.certain_ends
         table.last_step[step.req_pool_indices] = step.id
         self.in_flight.append(launched)
@@ -336,20 +333,23 @@ class Scheduler:
         step = launched.step
         assert result.id == step.id, f"expected the result of step {step.id}, the engine returned step {result.id}"
         self.cache_manager.free_retired(step.id)
-        gained, ended = self.results.append(launched, result, self._output)
+        if step.late_sampling and self.constraints is not None:
+            gained, ended = self.constraints.append(self.results, launched, result, self._output)
+        else:
+            gained, ended = self.results.append(launched, result, self._output)
         if self.speculation is not None:
             self.speculation.read(launched, result, np.flatnonzero(gained).tolist())
         self.events.step_finished(result, launched.reqs_of(gained), self.clock())
         if ended:
             self._finish(ended)
 
-    def _finish(self, ended: Sequence[tuple[Req, FinishReason]]) -> None:
+    def _finish(self, ended: Ended) -> None:
         """End running or waiting requests: release their rows and pages, if any, and send their final replies."""
         running = [req for req, _ in ended if req.req_pool_idx >= 0]
         for req, reason in ended:
             req.finish_reason = reason
-            if req.req_pool_idx < 0:
-                (self.preparing if req in self.preparing else self.waiting).remove(req)
+            if req in self.waiting:
+                self.waiting.remove(req)
         if running:
             self._release(running)
         for req, reason in ended:
@@ -377,7 +377,7 @@ class Scheduler:
             **self.counters,
             **({} if self.speculation is None else self.speculation.stats()),
             **self.cache_manager.stats(),
-            "num_waiting_reqs": len(self.waiting) + len(self.preparing),
+            "num_waiting_reqs": sum(req.req_pool_idx < 0 for req in self.requests.values()),
             "num_running_reqs": len(self.request_table.reqs),
             "num_in_flight_steps": len(self.in_flight),
         }

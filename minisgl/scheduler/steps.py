@@ -28,7 +28,6 @@ from minisgl.core import (
     Req,
     Step,
     StepResult,
-    TokenMasks,
 )
 from minisgl.scheduler.base import Speculation
 from minisgl.scheduler.cache_manager import CacheManager
@@ -160,16 +159,11 @@ Ended = list[tuple[Req, FinishReason]]
 
 
 class InFlightStep(NamedTuple):
-    """A launched step whose result has not been read. ``reqs`` and ``admission_orders`` have one entry for each row.
-
-    ``dead_ends`` has the rows whose grammar allows no token at one of their positions: row → the first such position,
-    from 0, among those that the row samples. `token_masks` fills it.
-    """
+    """A launched step whose result has not been read. ``reqs`` and ``admission_orders`` have one entry for each row."""
 
     step: Step
     reqs: list[Req]
     admission_orders: I32  # the admission that the row belongs to; a later admission may reuse the request-pool row
-    dead_ends: dict[int, int]
 
     @property
     def ends(self) -> I32:
@@ -184,11 +178,6 @@ class InFlightStep(NamedTuple):
         verify = slice(step.num_decode, step.num_continuing)
         ends[verify] = step.num_computed_tokens[verify] + 1
         return ends
-
-    @property
-    def stuck(self) -> list[int]:
-        """The rows whose grammar allows no token at all."""
-        return [row for row, position in self.dead_ends.items() if position == 0]
 
     def reqs_of(self, gained: Bools) -> list[Req | None]:
         """Return the request of each row, or None if the row did not gain tokens."""
@@ -207,7 +196,7 @@ class ResultReader:
         """Append the tokens of ``result`` to their requests and to ``out``.
 
         Return whether each row gained tokens, bool ``[rows]``, and the requests that end with them. In a row whose run
-        has a stop token or a dead end, ``result.accepted`` is reduced to the tokens that count.
+        has a stop token, ``result.accepted`` is reduced to the tokens that count.
         """
         step = launched.step
         # A row gains tokens only if the request still runs in the same admission: not ended, not retracted.
@@ -237,8 +226,6 @@ class ResultReader:
                 ended.append((req, "stop"))
             elif last:
                 ended.append((req, "length"))
-            elif req.constraint is not None:
-                req.constraint.advance([token])
         if result.logprobs is not None:
             first = len(out.uids) - len(rows)
             for k, i in enumerate(rows):
@@ -249,25 +236,21 @@ class ResultReader:
     def _append_runs(self, launched: InFlightStep, result: StepResult, gained: Bools, out: Output) -> Ended:
         """Append the accepted tokens of each row in ``gained``: the result of a step with verification rows.
 
-        The tokens of a row count up to the first stop token or dead end. The row's positions up to the last accepted
-        draft have the right KV; the next row of the request begins after them.
+        The tokens of a row count up to the first stop token. The row's positions up to the last accepted draft have the
+        right KV; the next row of the request begins after them.
         """
         step = launched.step
         rows = np.flatnonzero(gained).tolist()
         ended: Ended = []
         tokens, accepted = result.tokens.tolist(), result.accepted.tolist()
         for i in rows:
-            req, run = launched.reqs[i], tokens[i][: launched.dead_ends.get(i)][: accepted[i]]
+            req, run = launched.reqs[i], tokens[i][: accepted[i]]
             stop = _first_stop(req, run)
             if stop is not None:
                 run = run[: stop + 1]
                 ended.append((req, "stop"))
             elif len(req) + len(run) >= req.max_len:
                 ended.append((req, "length"))
-            elif len(run) < accepted[i]:
-                ended.append((req, "error"))
-            elif req.constraint is not None:
-                req.constraint.advance(run)
             result.accepted[i] = len(run)
             if result.logprobs is not None:
                 _add_logprobs(out, result.logprobs[i], len(out.uids), len(run))
@@ -293,33 +276,6 @@ NO_TOKEN = (
     "allowed_token_ids, they may forbid the tokens that it allows."
 )
 """The error of a request whose next mask allows no token."""
-
-
-def token_masks(launched: InFlightStep, vocab_size: int) -> TokenMasks:
-    """Return the masks of a launched step that waits for those of its grammars.
-
-    Where a grammar allows no token, the row gets no mask, samples any token, and is noted in ``launched.dead_ends``.
-    Its request ends with an error there, so the token is discarded: before the result is read if it is the row's first
-    position, and otherwise with the result, if all drafts before the position are accepted.
-    """
-    step = launched.step
-    ends = np.cumsum(step.num_scheduled_tokens).tolist()
-    masks = [np.empty((0, -(-vocab_size // 32)), np.int32)]
-    places: list[tuple[int, int, int]] = []  # of each mask: the row, and its position in the row and in the step
-    first = 0
-    for row, (req, n) in enumerate(zip(launched.reqs, step.num_sampled_tokens.tolist(), strict=True)):
-        if n and req.constraint is not None:  # the request has not ended meanwhile
-            masks.append(req.constraint.masks(step.input_ids[ends[row] - n + 1 : ends[row]].tolist()))
-            places += [(row, k, first + k) for k in range(n)]
-        first += n
-    bits, dead_ends = np.concatenate(masks), launched.dead_ends
-    for index in np.flatnonzero(~bits.any(axis=1)).tolist():
-        row, position, _ = places[index]
-        dead_ends.setdefault(row, position)
-    if dead_ends:
-        kept = [i for i, (row, position, _) in enumerate(places) if position < dead_ends.get(row, position + 1)]
-        bits, places = bits[kept], [places[i] for i in kept]
-    return TokenMasks(np.array([place[2] for place in places], np.int32), bits)
 
 
 def _first_stop(req: Req, run: Sequence[int]) -> int | None:

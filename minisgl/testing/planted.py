@@ -29,9 +29,11 @@ from minisgl.core import (
     StepResult,
     TokenMasks,
 )
+from minisgl.plugins.constraint import manager as constraints
+from minisgl.plugins.constraint.manager import ConstraintManager
 from minisgl.plugins.speculation import adaptive
 from minisgl.plugins.speculation.adaptive import AdaptiveSpeculation
-from minisgl.scheduler import scheduler, steps
+from minisgl.scheduler import steps
 from minisgl.scheduler.base import Budget, Plan, Running, Waiting
 from minisgl.scheduler.cache_manager import AdmissionCost, CacheManager
 from minisgl.scheduler.page_allocator import PageAllocator
@@ -363,7 +365,7 @@ def same_row_twice() -> Bug:
 @contextmanager
 def masks_of_the_step_before() -> Iterator[None]:
     """Patch the scheduler: the masks of a step are made at its launch, before the result of the step before is read."""
-    real, real_masks = Scheduler._launch, steps.token_masks
+    real, real_masks = Scheduler._launch, constraints.token_masks
     made: dict[int, tuple[Step, Any]] = {}  # by id of the step; the reference keeps the id from being used again
 
     def launch(self: Scheduler) -> bool:
@@ -375,30 +377,32 @@ def masks_of_the_step_before() -> Iterator[None]:
     def early_masks(launched: InFlightStep, *args: Any) -> Any:
         return made[id(launched.step)][1]
 
-    with patch.object(scheduler, "token_masks", early_masks), patch.object(Scheduler, "_launch", launch):
+    with patch.object(constraints, "token_masks", early_masks), patch.object(Scheduler, "_launch", launch):
         yield
 
 
 def masks_shifted() -> Bug:
     """Patch the scheduler: the mask of each draft is also that of the position after it."""
-    real = steps.token_masks
+    real = constraints.token_masks
 
-    def shifted(launched: InFlightStep, vocab_size: int) -> TokenMasks:
-        masks = real(launched, vocab_size)
+    def shifted(launched: InFlightStep, vocab_size: int) -> Any:
+        masks, dead_ends = real(launched, vocab_size)
         verified = np.isin(masks.positions, masks.positions + 1) & (launched.step.num_verify > 0)
         bits = masks.bits.copy()
         bits[verified] = masks.bits[np.flatnonzero(verified) - 1]
-        return TokenMasks(masks.positions, bits)
+        return TokenMasks(masks.positions, bits), dead_ends
 
-    return patch.object(scheduler, "token_masks", shifted)
+    return patch.object(constraints, "token_masks", shifted)
 
 
 def rejected_draft_in_grammar() -> Bug:
     """Patch the reading of results: a grammar is also told of the first rejected draft."""
-    real = ResultReader.append
+    real = ConstraintManager.append
 
-    def append(self: ResultReader, launched: InFlightStep, result: StepResult, out: Output) -> tuple[Bools, Ended]:
-        gained, ended = real(self, launched, result, out)
+    def append(
+        self: ConstraintManager, results: ResultReader, launched: InFlightStep, result: StepResult, out: Output
+    ) -> tuple[Bools, Ended]:
+        gained, ended = real(self, results, launched, result, out)
         step = launched.step
         ends = np.cumsum(step.num_scheduled_tokens) - step.num_scheduled_tokens
         for row in step.verification_rows:
@@ -407,36 +411,36 @@ def rejected_draft_in_grammar() -> Bug:
                 req.constraint.advance([int(step.input_ids[ends[row] + count])])
         return gained, ended
 
-    return patch.object(ResultReader, "append", append)
+    return patch.object(ConstraintManager, "append", append)
 
 
 def discarded_token_in_grammar() -> Bug:
     """Patch the reading of results: a grammar is also told of a token that is discarded, after a retraction."""
-    real = ResultReader.append
+    real = ConstraintManager.append
 
-    def append(self: ResultReader, launched: InFlightStep, result: StepResult, out: Output) -> tuple[Bools, Ended]:
-        gained, ended = real(self, launched, result, out)
+    def append(
+        self: ConstraintManager, results: ResultReader, launched: InFlightStep, result: StepResult, out: Output
+    ) -> tuple[Bools, Ended]:
+        dead_ends = self.dead_ends.get(launched.step.id, {})
+        gained, ended = real(self, results, launched, result, out)
         for row in np.flatnonzero(launched.step.sample & ~gained).tolist():
             req = launched.reqs[row]
-            if req.constraint is not None and row not in launched.dead_ends:
+            if req.constraint is not None and row not in dead_ends:
                 req.constraint.advance([int(result.tokens[row, 0])])
         return gained, ended
 
-    return patch.object(ResultReader, "append", append)
+    return patch.object(ConstraintManager, "append", append)
 
 
 def _dead_ends(change: Callable[[dict[int, int]], dict[int, int]]) -> Bug:
     """Patch the scheduler: it sees the dead ends that ``change`` makes of the right ones."""
-    real = steps.token_masks
+    real = constraints.token_masks
 
-    def changed(launched: InFlightStep, vocab_size: int) -> TokenMasks:
-        masks = real(launched, vocab_size)
-        right = dict(launched.dead_ends)
-        launched.dead_ends.clear()
-        launched.dead_ends.update(change(right))
-        return masks
+    def changed(launched: InFlightStep, vocab_size: int) -> Any:
+        masks, dead_ends = real(launched, vocab_size)
+        return masks, change(dead_ends)
 
-    return patch.object(scheduler, "token_masks", changed)
+    return patch.object(constraints, "token_masks", changed)
 
 
 def dead_end_missed() -> Bug:

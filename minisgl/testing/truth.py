@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from minisgl.core import I32, Bools, FinishReason, SamplingParams
-from minisgl.scheduler.base import Constraint
+from minisgl.plugins.constraint.base import Constraint
 
 U64 = npt.NDArray[np.uint64]
 

@@ -9,7 +9,7 @@ from minisgl.sampling_params import Grammar, InvalidRequestError
 
 if TYPE_CHECKING:
     from minisgl.plugin_manager.manager import PluginManager
-    from minisgl.scheduler.base import Constraint
+    from minisgl.plugins.constraint.base import Constraint
     from minisgl.tokenizer.tokenizer import Tokenizer
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from minisgl.core import I32, InvalidRequestError, Req
 from minisgl.hooks import hookimpl
-from minisgl.scheduler.base import Constraint, mask_of
+from minisgl.plugins.constraint.base import Constraint, mask_of
 
 if TYPE_CHECKING:
     from minisgl.tokenizer.tokenizer import Tokenizer

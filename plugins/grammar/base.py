@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 
 from minisgl.core import I32
+from minisgl.plugins.constraint.base import Constraint
 from minisgl.sampling_params import Grammar, InvalidRequestError
-from minisgl.scheduler.base import Constraint
 
 if TYPE_CHECKING:
     from minisgl.tokenizer import Tokenizer

@@ -11,13 +11,13 @@ import numpy as np
 
 from minisgl.core import I32
 from minisgl.hooks import hookimpl
+from minisgl.plugins.constraint.base import pack_mask
 from minisgl.plugins.grammar.automaton import DEAD, START, Automaton
 from minisgl.plugins.grammar.base import Grammars, Matcher, bytes_to_read, masks_with_rollback, refuse
 from minisgl.plugins.grammar.languages import network_of
 from minisgl.plugins.grammar.network import GrammarTooLargeError, Network
 from minisgl.plugins.grammar.vocabulary import Vocabulary
 from minisgl.sampling_params import Grammar
-from minisgl.scheduler.base import pack_mask
 
 if TYPE_CHECKING:
     from minisgl.tokenizer import Tokenizer

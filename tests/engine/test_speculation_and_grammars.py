@@ -15,8 +15,8 @@ from minisgl.engine.build import build_engine
 from minisgl.engine.engine import TorchEngine
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.constraint.base import Constraint
 from minisgl.plugins.speculation import DraftProposer
-from minisgl.scheduler.base import Constraint
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.drive import make_plugin

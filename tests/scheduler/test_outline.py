@@ -6,10 +6,17 @@ import re
 
 from minisgl.core import Engine
 from minisgl.scheduler import scheduler
+from minisgl.scheduler.base import Constraints
 from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.scheduler.planner import Planner
 
-OWNERS = {"CacheManager": CacheManager, "Engine": Engine, "Planner": Planner, "Scheduler": scheduler.Scheduler}
+OWNERS = {
+    "CacheManager": CacheManager,
+    "Constraints": Constraints,
+    "Engine": Engine,
+    "Planner": Planner,
+    "Scheduler": scheduler.Scheduler,
+}
 
 
 def test_outline_names_functions_that_exist() -> None:

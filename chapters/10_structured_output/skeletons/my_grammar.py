@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test grammar     (`hint grammar` for a hint)
 Serve it:  python -m minisgl plugins=my_grammar.py grammar=mine
 """
 
-# minisgl lab grammar, skeleton 0bdaa8eb86 (minisgl 0.2.0)
+# minisgl lab grammar, skeleton b2ba47d687 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import numpy as np
 
 from minisgl.core import I32
 from minisgl.hooks import hookimpl
+from minisgl.plugins.constraint.base import pack_mask
 from minisgl.plugins.grammar.base import Grammars, Matcher, bytes_to_read, refuse
 from minisgl.plugins.grammar.languages import network_of
 from minisgl.plugins.grammar.network import GrammarTooLargeError, Network
 from minisgl.sampling_params import Grammar
-from minisgl.scheduler.base import pack_mask
 
 if TYPE_CHECKING:
     from minisgl.tokenizer import Tokenizer

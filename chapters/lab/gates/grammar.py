@@ -27,10 +27,10 @@ from minisgl.chapters.lab.grader.server_gate import Served, check_called, check_
 from minisgl.chapters.lab.grader.small_grammars import Grammar, make_grammar, make_text, network, shown
 from minisgl.chapters.lab.grader.tutor_runs import generate
 from minisgl.models.resolve import resolve_model
+from minisgl.plugins.constraint.base import pack_mask
 from minisgl.plugins.grammar.network import GrammarTooLargeError, Network, choice, literal, rule, sequence
 from minisgl.sampling_params import Grammar as Asked
 from minisgl.sampling_params import SamplingParams
-from minisgl.scheduler.base import pack_mask
 from minisgl.tokenizer.tokenizer import Tokenizer
 
 WORK = 400_000

@@ -1,7 +1,7 @@
 """Let no answer have a digit: forbid all tokens with one, beside what a grammar forbids."""
 
 from minisgl import hookimpl
-from minisgl.scheduler.base import Constraint, mask_of
+from minisgl.plugins.constraint.base import Constraint, mask_of
 
 
 class NoDigits(Constraint):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from minisgl import hookimpl
+from minisgl.plugins.constraint.base import Constraint
 from minisgl.sampling_params import InvalidRequestError
-from minisgl.scheduler.base import Constraint
 
 
 @dataclass

@@ -14,9 +14,9 @@ from minisgl import LLM, SamplingParams
 from minisgl.core import InvalidRequestError, Req
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.constraint.after_token import AfterToken
+from minisgl.plugins.constraint.base import Constraint
 from minisgl.plugins.constraint.token_rules import TokenRules, bad_word_ids
 from minisgl.sampling_params import Grammar
-from minisgl.scheduler.base import Constraint
 
 USER = [{"role": "user", "content": "What is 12 + 30?"}]
 RUNS = {

@@ -13,12 +13,12 @@ import numpy.typing as npt
 import pytest
 import regex
 
+from minisgl.plugins.constraint.base import Constraint
 from minisgl.plugins.grammar import automaton as automaton_module
 from minisgl.plugins.grammar import plain as plain_module
 from minisgl.plugins.grammar.base import Grammars
 from minisgl.plugins.grammar.subset import SubsetGrammars
 from minisgl.sampling_params import Grammar, InvalidRequestError
-from minisgl.scheduler.base import Constraint
 from minisgl.testing.serving import patient_timeout
 from minisgl.tokenizer.tokenizer import Tokenizer
 from tests.plugins.grammar.conftest import VOCAB_SIZE

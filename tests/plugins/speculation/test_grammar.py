@@ -11,12 +11,12 @@ import pytest
 
 from minisgl import LLM, SamplingParams
 from minisgl.core import I32, Req
+from minisgl.plugins.constraint.base import Constraint
 from minisgl.plugins.speculation import DraftProposer
 from minisgl.plugins.speculation.adaptive import StepTimes
 from minisgl.plugins.speculation.grammar import GrammarDrafts, GrammarProposer
 from minisgl.plugins.speculation.none import NoProposer
 from minisgl.sampling_params import Grammar
-from minisgl.scheduler.base import Constraint
 from minisgl.testing.drive import Drive, Job, make_plugin
 from minisgl.testing.sim import EngineSpec
 
