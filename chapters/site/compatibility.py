@@ -10,8 +10,8 @@ import msgspec
 
 from minisgl.plugins.http.answer_format import READERS
 from minisgl.plugins.http.apis.completion import CompletionRequest
+from minisgl.plugins.http.apis.parameters import FullChatRequest
 from minisgl.plugins.http.compatible import HINTS, REFUSED, REFUSED_OF
-from minisgl.server.protocol import ChatRequest
 
 OPENAI = [
     "audio",
@@ -148,7 +148,7 @@ SERVERS = {"OpenAI": OPENAI, "vLLM": VLLM, "SGLang": SGLANG}
 
 def names() -> list[str]:
     """Return all parameters that the page lists, in the order of the alphabet."""
-    own = {field.name for kind in (ChatRequest, CompletionRequest) for field in msgspec.structs.fields(kind)}
+    own = {field.name for kind in (FullChatRequest, CompletionRequest) for field in msgspec.structs.fields(kind)}
     return sorted(own.union(READERS, HINTS, REFUSED, *REFUSED_OF.values(), *SERVERS.values()))
 
 
@@ -183,7 +183,7 @@ def page() -> str:
         "| --- | --- | --- | --- | --- |",
     ]
     for name in names():
-        chat, completion = treatment(name, ChatRequest), treatment(name, CompletionRequest)
+        chat, completion = treatment(name, FullChatRequest), treatment(name, CompletionRequest)
         servers = ", ".join(server for server, known in SERVERS.items() if name in known) or "minisgl"
         why = "; ".join(dict.fromkeys(reason for _, reason in (chat, completion) if reason))
         lines.append(f"| `{name}` | {servers} | {chat[0]} | {completion[0]} | {why} |")

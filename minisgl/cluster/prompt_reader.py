@@ -63,9 +63,12 @@ class PromptReader:
         self._api_key = api_key
         self._tokenizer = tokenizer
         self._checks = [extension.check_fields for extension in load_some(Config(), "bounds", "compatible")]
-        # The body of a plain completion is known to the extension of this name, if it is shipped.
-        known = "completions" in shipped()
-        self._completion = importlib.import_module(f"{FOLDER}.completions").CompletionRequest if known else None
+        # These bodies are known to the extensions of these names, if they are shipped.
+        known = {
+            name: importlib.import_module(f"{FOLDER}.{name}") for name in ("chat", "completions") if name in shipped()
+        }
+        self._chat = known["chat"].FullChatRequest if "chat" in known else ChatRequest
+        self._completion = known["completions"].CompletionRequest if "completions" in known else None
         self._thread = ThreadPoolExecutor(1, "tokenize")
         self._pending = 0
         self.block_size = 0  # unknown, as long as no replica has been ready
@@ -116,9 +119,9 @@ class PromptReader:
     def _read(self, path: str, body: bytes) -> PromptView:
         """Return the view of a prompt. Raise `ApiError` if the request is invalid. Called in the thread."""
         if path.endswith("/chat/completions"):
-            chat = parse(body, ChatRequest, self._checks)
+            chat = parse(body, self._chat, self._checks)
             prompts: Sequence[Prompt] = [chat.to_prompt()]
-            salt, max_tokens = chat.cache_salt, chat.token_limit
+            salt, max_tokens = getattr(chat, "cache_salt", None), chat.token_limit
         elif self._completion is None:
             raise ApiError(404, "The servers have no plain completions.")
         else:

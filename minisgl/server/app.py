@@ -24,13 +24,12 @@ from starlette.types import ASGIApp
 from minisgl.config import Config
 from minisgl.message import Prompt
 from minisgl.sampling_params import SamplingParams, shorten
-from minisgl.server.answer import AnswerForm, Chat
 from minisgl.server.dispatch import Dispatcher
 from minisgl.server.errors import CLIENT_CLOSED_REQUEST, ApiError
 from minisgl.server.extension import HttpExtension, overridden
 from minisgl.server.generate import Json, ResponseBuilder, respond_json, respond_stream
 from minisgl.server.parsing import parse
-from minisgl.server.protocol import ChatRequest, GenerateRequest
+from minisgl.server.protocol import Chat, ChatRequest, GenerateRequest
 from minisgl.server.request_record import RequestMiddleware, Stream, record_of
 from minisgl.utils.version import __version__
 
@@ -70,6 +69,10 @@ class Api:
         self._check_headers = overridden(extensions, "check_headers")
         self._check_fields = overridden(extensions, "check_fields")
         self._check_body, self._forms = overridden(extensions, "check_body"), overridden(extensions, "answer_form")
+        formats = [found for extension in extensions if (found := extension.chat_format()) is not None]
+        self.chat_request: type[Any]
+        self.chat_builder: type[ResponseBuilder]
+        self.chat_request, self.chat_builder = formats[0] if formats else (ChatRequest, ResponseBuilder)
         self._check_health = overridden(extensions, "check_health")
         self._admit, self._watch = overridden(extensions, "admit"), overridden(extensions, "watch")
         dispatcher.make_room = self._find_room
@@ -99,30 +102,20 @@ class Api:
 
         A route of another API calls this in ``convert`` of `read`, with what its own body asks for.
         """
-        body = parse(msgspec.json.encode(fields), ChatRequest, self._check_fields)
+        body = parse(msgspec.json.encode(fields), self.chat_request, self._check_fields)
         if self.dispatcher.max_seq_len:
             for check in self._check_body:
                 check(body, self.dispatcher.max_seq_len)
         return self.prepare_chat(body)
 
-    def prepare_chat(self, body: ChatRequest) -> Chat:
+    def prepare_chat(self, body: Any) -> Chat:
         """Return a chat that was read, with its prompt and the form of its answer. Raise `ApiError`."""
-        form = next((form for make in self._forms if (form := make(body)) is not None), None)
-        form = form or AnswerForm.plain(body)
+        form = next((form for make in self._forms if (form := make(body)) is not None), None) or body.form()
         return Chat(body, form.prompt(body.to_prompt()), form)
 
     def builder_options(self, request: Request, body: GenerateRequest) -> dict[str, Any]:
-        """Return the arguments of `ResponseBuilder` for a body, but for ``logprobs``."""
-        return {
-            "model": self.model,
-            "n": body.n,
-            "token_ids": body.return_token_ids,
-            "include_usage": body.include_usage,
-            "continuous_usage": body.stream_options is not None and body.stream_options.continuous_usage_stats,
-            "prompt_logprobs": body.prompt_logprobs is not None,
-            "request_id": record_of(request.scope).id,
-            "names": body.names,
-        }
+        """Return the arguments of `ResponseBuilder` for a body."""
+        return {"model": self.model, "request_id": record_of(request.scope).id, **body.builder_options()}
 
     def check_model(self, name: str | None) -> None:
         """Raise `ApiError` (404) for the name of another model than the server's."""
@@ -150,8 +143,8 @@ class Api:
         body, limit = chat.body, chat.body.token_limit
         default_limit: int | None = self.sampling_defaults.get("max_tokens")
         most = default_limit or max(self.dispatcher.max_seq_len, 1)
-        params = body.params(most if limit is None else limit, body.num_logprobs, self.sampling_defaults)
-        builder.make_reader = chat.form.reader
+        params = body.params(most if limit is None else limit, self.sampling_defaults)
+        builder.form = chat.form
         return await self.generate(
             request, [chat.prompt], chat.form.params(params), builder, stream_output=body.stream,
             max_tokens_from_context=limit is None,
@@ -186,7 +179,7 @@ class Api:
             admit(prompts, params, record)
         stream = self.dispatcher.submit(prompts, params, max_tokens_from_context, record.id, record.client)
         record.stream, stream.arrival = stream, record.arrival
-        stream.chat, stream.response_id = builder.chat, builder.id
+        builder.stream, stream.chat, stream.response_id = stream, builder.chat, builder.id
         stream.listeners = [listener for watch in self._watch if (listener := watch(stream)) is not None]
         return stream
 
@@ -219,10 +212,9 @@ def _add_openai_routes(router: fastapi.APIRouter, api: Api) -> None:
 
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        body, chat = await api.read(request, ChatRequest, api.prepare_chat)
+        body, chat = await api.read(request, api.chat_request, api.prepare_chat)
         api.check_model(body.model)
-        builder = ResponseBuilder(logprobs=body.logprobs, **api.builder_options(request, body))
-        return await api.chat(request, chat, builder)
+        return await api.chat(request, chat, api.chat_builder(**api.builder_options(request, body)))
 
     def model_card() -> dict[str, object]:
         if dispatcher.spec is None:  # clients take a model card as the sign that the server is ready

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from minisgl.plugin_manager.manager import PluginManager
-    from minisgl.server.answer import AnswerForm
     from minisgl.server.app import Api
-    from minisgl.server.protocol import ChatRequest
+    from minisgl.server.generate import ResponseBuilder
+    from minisgl.server.protocol import AnswerForm
     from minisgl.server.request_record import RequestRecord, Stream
 
 FOLDER = "minisgl.plugins.http"
@@ -101,7 +101,14 @@ class HttpExtension:
         ``max_seq_len`` is the largest number of tokens of a request. A large body is checked in another thread.
         """
 
-    def answer_form(self, body: ChatRequest) -> AnswerForm | None:
+    def chat_format(self) -> tuple[type[Any], type[ResponseBuilder]] | None:
+        """Return the struct of a chat's body, with the methods of `ChatRequest`, and the builder of its response.
+
+        Called once. None leaves it to others: the first extension that returns a format decides.
+        """
+        return None
+
+    def answer_form(self, body: Any) -> AnswerForm | None:
         """Return how the answer to a chat is asked for and read, or None to leave it to others.
 
         The first extension that returns a form decides. Called after `check_body`. Raise `ApiError` to refuse the chat.

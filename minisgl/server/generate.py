@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -19,15 +19,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from minisgl.core import Finished
-from minisgl.message import Delta, PromptLogprob, TokenLogprob
-from minisgl.server.answer import AnswerReader, CallBegin, Part, PlainReader, Reasoning, message, message_delta
+from minisgl.message import Delta
 from minisgl.server.dispatch import Dispatcher
 from minisgl.server.errors import CLIENT_CLOSED_REQUEST, NO_NAMES, ApiError
+from minisgl.server.protocol import AnswerForm
 from minisgl.server.request_record import Stream
 
 T = TypeVar("T")
-MIN_LOGPROB = -9999.0
-"""The smallest log-probability in a response. It replaces minus infinity, which JSON can't represent."""
 MAX_SILENCE = 0.05
 """Seconds after which tokens without text are sent as a chunk with an empty text, so that a client sees that the server
 computes its request. Special tokens have no text, and the beginning of a stop string is held back."""
@@ -37,51 +35,35 @@ computes its request. Special tokens have no text, and the beginning of a stop s
 class Choice:
     """The output of one choice: all of it for a full response, or the part for the next chunk of a stream.
 
-    ``index`` is the choice's position in the response. ``text`` is the output as the model wrote it, and ``parts`` are
-    the same text as ``reader`` reads it. ``has_calls`` is true once the output has had a tool call. ``matched_stop`` is
-    the stop string that cut the output. A token whose text comes with a later token's is reasoning if that one is.
+    ``index`` is the choice's position in the response. ``matched_stop`` is the stop string that cut the output.
     """
 
     index: int
-    reader: AnswerReader = field(default_factory=PlainReader)
     text: str = ""
-    parts: list[Part] = field(default_factory=list)
-    has_calls: bool = False
-    reasoning_tokens: int = 0
-    num_unread: int = 0  # the number of tokens whose text has not come
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs: list[list[PromptLogprob] | None] = field(default_factory=list)
     finish: Finished | None = None
     matched_stop: str | None = None
 
     def add(self, delta: Delta) -> None:
         """Append a delta of this choice's request."""
         self.text += delta.text
-        parts = self.reader.feed(delta.text) + (self.reader.finish() if delta.finish is not None else [])
-        self.parts += parts
-        self.num_unread += len(delta.tokens)
-        if parts:
-            self.reasoning_tokens += self.num_unread if isinstance(parts[-1], Reasoning) else 0
-            self.num_unread = 0
-        self.has_calls = self.has_calls or any(isinstance(part, CallBegin) for part in parts)
         self.tokens += delta.tokens
-        self.logprobs += delta.logprobs
-        self.prompt_logprobs += delta.prompt_logprobs
         self.finish = delta.finish
         self.matched_stop = delta.matched_stop or self.matched_stop
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the output is more than tokens without text, so that it needs a chunk now."""
+        return self.text != "" or self.finish is not None
+
     def next_chunk(self) -> Choice:
         """Return an empty `Choice` for the same index, which collects the output for the chunk after this one."""
-        carried = {name: getattr(self, name) for name in ("has_calls", "matched_stop", "num_unread")}
-        return Choice(self.index, self.reader, **carried)
+        return Choice(self.index, matched_stop=self.matched_stop)
 
     @property
     def finish_reason(self) -> str | None:
-        """Why the choice ended, in the words of a chat: an answer with tool calls that is complete has "tool_calls"."""
-        if self.finish is None:
-            return None
-        return "tool_calls" if self.has_calls and self.finish.finish_reason == "stop" else self.finish.finish_reason
+        """Why the choice ended, in the words of a chat."""
+        return None if self.finish is None else self.finish.finish_reason
 
 
 class ResponseBuilder:
@@ -89,10 +71,9 @@ class ResponseBuilder:
 
     `full` builds the body of a response that is not streamed. For a streamed response, `first_chunk`, `chunk`,
     `usage_chunk` and `error` build the bodies of its events, which `encode` makes bytes. ``n`` is the number of choices
-    of each prompt. ``logprobs`` and ``token_ids`` add these fields to the choices. ``include_usage`` adds the usage to
-    a stream, and ``continuous_usage`` to each of its chunks, as in vLLM. ``prompt_logprobs`` adds the prompt's
-    log-probabilities to a response that is not streamed. The response's id ends in ``request_id``. ``names`` are the
-    client's names of fields: `ApiError.from_finished`. ``make_reader`` returns the reader of one choice's text.
+    of each prompt. ``include_usage`` adds the usage to a stream. The response's id ends in ``request_id``. ``names``
+    are the client's names of fields: `ApiError.from_finished`. ``form`` is that of the chat. ``stream`` has the
+    replies.
     """
 
     chat, id_prefix, kind, chunk_kind = True, "chatcmpl", "chat.completion", "chat.completion.chunk"
@@ -101,39 +82,29 @@ class ResponseBuilder:
         self,
         *,
         model: str,
-        n: int,
-        logprobs: bool,
-        token_ids: bool,
-        include_usage: bool,
-        continuous_usage: bool = False,
-        prompt_logprobs: bool = False,
+        n: int = 1,
+        include_usage: bool = False,
         request_id: str | None = None,
         names: Mapping[str, str] = NO_NAMES,
-        make_reader: Callable[[], AnswerReader] = PlainReader,
     ):
-        self.model, self.n, self.make_reader = model, n, make_reader
-        self.logprobs, self.token_ids, self.include_usage = logprobs, token_ids, include_usage
-        self.continuous_usage = include_usage and continuous_usage
-        self.prompt_logprobs, self.names = prompt_logprobs, names
-        self.reasoning_tokens = 0  # of all choices, in the chunks so far
+        self.model, self.n, self.include_usage, self.names = model, n, include_usage, names
         self.id = f"{self.id_prefix}-{request_id or uuid.uuid4().hex}"
         self.created = int(time.time())
+        self.form = AnswerForm()
+        self.stream: Stream | None = None
+
+    def new_choice(self, index: int) -> Choice:
+        """Return the output of a choice, empty."""
+        return Choice(index)
 
     def full(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """Return the body of a response that is not streamed."""
-        body = [
-            {"index": choice.index, **self.content(choice), **self._common_fields(choice, self.logprobs)}
-            for choice in choices
-        ]
-        self.reasoning_tokens = sum(choice.reasoning_tokens for choice in choices)
-        response = {**self._head(self.kind), "choices": body, "usage": self.usage([c.finish for c in choices])}
-        if self.prompt_logprobs:  # a chat has one prompt
-            response["prompt_logprobs"] = vllm_prompt_logprobs(choices[0])
-        return response
+        body = [{"index": choice.index, **self.content(choice), **self._common_fields(choice)} for choice in choices]
+        return {**self._head(self.kind), "choices": body, "usage": self.usage([c.finish for c in choices])}
 
     def content(self, choice: Choice) -> dict[str, Any]:
         """Return the fields of a choice that has ended, with its whole output."""
-        return {"message": {"role": "assistant", "refusal": None, **message(choice.parts)}}
+        return {"message": {"role": "assistant", "refusal": None, "content": choice.text}}
 
     def first_chunk(self, index: int) -> dict[str, Any] | None:
         """Return the first chunk of a choice, with the role of the message. None: there is none."""
@@ -142,14 +113,11 @@ class ResponseBuilder:
 
     def chunk(self, choice: Choice) -> dict[str, Any]:
         """Return the chunk with the output of a choice since its last chunk."""
-        self.reasoning_tokens += choice.reasoning_tokens
-        common = self._common_fields(choice, bool(choice.logprobs))
-        return self._chunk({"index": choice.index, **self.delta(choice), **common})
+        return self._chunk({"index": choice.index, **self.delta(choice), **self._common_fields(choice)})
 
     def delta(self, choice: Choice) -> dict[str, Any]:
         """Return the fields of a choice with its output since its last chunk."""
-        delta = message_delta(choice.parts)
-        return {"delta": {"content": ""} if not delta and choice.finish is None else delta}
+        return {"delta": {"content": choice.text} if choice.text or choice.finish is None else {}}
 
     def usage_chunk(self, ends: Sequence[Finished | None]) -> dict[str, Any] | None:
         """Return the last chunk of a stream, which has the usage, or None if the client did not ask for the usage."""
@@ -172,14 +140,9 @@ class ResponseBuilder:
         finished = [end for end in ends if end is not None]
         first_choices = finished[:: self.n]
         prompt_tokens = sum(end.prompt_tokens for end in first_choices)
-        counts = _usage(prompt_tokens, sum(end.output_tokens for end in finished))
+        counts = usage_of(prompt_tokens, sum(end.output_tokens for end in finished))
         counts["prompt_tokens_details"] = {"cached_tokens": sum(end.cached_tokens for end in first_choices)}
-        counts["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
         return counts
-
-    def usage_so_far(self, stream: Stream, output_tokens: int) -> dict[str, Any]:
-        """Return the token counts of a stream that has not ended. They have no cached tokens yet."""
-        return _usage(sum(stream.num_prompt_tokens[:: self.n]), output_tokens)
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
@@ -188,40 +151,16 @@ class ResponseBuilder:
         chunk = {**self._head(self.chunk_kind), "choices": choices}
         return {**chunk, "usage": None} if self.include_usage else chunk
 
-    def _common_fields(self, choice: Choice, with_logprobs: bool) -> dict[str, Any]:
+    def _common_fields(self, choice: Choice) -> dict[str, Any]:
         """Return the fields of a choice that do not depend on the format of its text."""
-        fields = {
-            "logprobs": self.format_logprobs(choice) if with_logprobs else None,
-            "finish_reason": choice.finish_reason,
-        }
+        fields = {"logprobs": None, "finish_reason": choice.finish_reason}
         if choice.finish is not None and choice.matched_stop is not None:
             fields["stop_reason"] = choice.matched_stop  # vLLM's field
-        return {**fields, "token_ids": choice.tokens} if self.token_ids else fields
-
-    def format_logprobs(self, choice: Choice) -> dict[str, Any]:
-        """Return the log-probabilities of a choice's tokens."""
-
-        def entry(token: TokenLogprob) -> dict[str, Any]:
-            return {"token": token.text, "logprob": max(token.logprob, MIN_LOGPROB), "bytes": list(token.raw)}
-
-        content = [{**entry(t), "top_logprobs": [entry(top) for top in t.top]} for t in choice.logprobs]
-        return {"content": content, "refusal": None}
+        return fields
 
 
-def vllm_prompt_logprobs(choice: Choice) -> list[dict[str, Any] | None]:
-    """Return the prompt's log-probabilities in vLLM's format: for each position, token id → log-probability."""
-    return [
-        {
-            str(p.token): {"logprob": max(p.logprob, MIN_LOGPROB), "rank": p.rank, "decoded_token": p.text}
-            for p in position
-        }
-        if position is not None
-        else None
-        for position in choice.prompt_logprobs
-    ]
-
-
-def _usage(prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
+def usage_of(prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
+    """Return token counts in the form of the OpenAI API."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": output_tokens,
@@ -243,7 +182,7 @@ class Json(Response):
 
 async def respond_json(request: Request, dispatcher: Dispatcher, stream: Stream, builder: ResponseBuilder) -> Response:
     """Wait until all choices have finished, and return the full response. Raise `ApiError` if a choice failed."""
-    choices = [Choice(index, builder.make_reader()) for index in range(len(stream.uids))]
+    choices = [builder.new_choice(index) for index in range(len(stream.uids))]
 
     async def collect() -> None:
         while not stream.done:
@@ -289,7 +228,6 @@ class EventStream(Response):
         self.init_headers({"cache-control": "no-cache"})
         self._dispatcher, self._stream, self._builder = dispatcher, stream, builder
         self._sent = [0.0] * len(stream.uids)  # the time of each choice's last chunk
-        self._output_tokens = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -301,8 +239,8 @@ class EventStream(Response):
         stream, builder = self._stream, self._builder
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         # the output since the last chunk of each choice
-        choices = [Choice(index, builder.make_reader()) for index in range(len(stream.uids))]
-        body = self._encode([builder.first_chunk(choice.index) for choice in choices])
+        choices = [builder.new_choice(index) for index in range(len(stream.uids))]
+        body = builder.encode([builder.first_chunk(choice.index) for choice in choices])
         self._sent = [time.monotonic()] * len(choices)
         try:
             while not stream.done:
@@ -318,28 +256,19 @@ class EventStream(Response):
         """Add the deltas to their choices. Return the chunks that are due, and replace their choices by empty ones.
 
         A choice may have new tokens but no new text: an incomplete character, or the beginning of a stop string. Such a
-        choice gets a chunk only if the client asked for token ids, or `MAX_SILENCE` after its last chunk. Raise
-        `ApiError` if a choice failed.
+        choice gets a chunk only `MAX_SILENCE` after its last chunk. Raise `ApiError` if a choice failed.
         """
         for index, delta in deltas:
             _check(delta, self._builder)
             choices[index].add(delta)
-            self._output_tokens += len(delta.tokens)
-        with_ids, now = self._builder.token_ids, time.monotonic()
+        now = time.monotonic()
         chunks: list[dict[str, Any] | None] = []
         for index in dict.fromkeys(index for index, _ in deltas):
             choice = choices[index]
-            due = with_ids or now - self._sent[index] > MAX_SILENCE
-            if choice.parts or choice.logprobs or choice.finish or (due and choice.tokens):
+            if choice.is_due or (choice.tokens and now - self._sent[index] > MAX_SILENCE):
                 self._sent[index] = now
                 chunks.append(self._builder.chunk(choice))
                 choices[index] = choice.next_chunk()
-        return self._encode(chunks)
-
-    def _encode(self, chunks: list[dict[str, Any] | None]) -> bytes:
-        if self._builder.continuous_usage:
-            usage = self._builder.usage_so_far(self._stream, self._output_tokens)
-            chunks = [None if chunk is None else {**chunk, "usage": usage} for chunk in chunks]
         return self._builder.encode(chunks)
 
 

@@ -14,11 +14,11 @@ import msgspec
 
 from minisgl import hookimpl
 from minisgl.config import Config
+from minisgl.plugins.http.apis.parameters import FullGenerateRequest
 from minisgl.sampling_params import Grammar, shorten
 from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension
 from minisgl.server.parsing import decode_field
-from minisgl.server.protocol import GenerateRequest
 
 MAX_BYTES = 60 << 10
 """The largest size of a parameter."""
@@ -36,7 +36,7 @@ class AnswerFormat(HttpExtension):
     """Replaces the parameters of other APIs by ``grammar``."""
 
     def check_fields(self, kind: type, fields: dict[str, msgspec.Raw]) -> None:
-        if not issubclass(kind, GenerateRequest):
+        if not issubclass(kind, FullGenerateRequest):
             return
         found: list[Grammar] = []
         for name in [name for name in fields if name in READERS]:

@@ -18,12 +18,12 @@ from minisgl import hookimpl
 from minisgl.config import Config
 from minisgl.plugins.http.apis.chat_template import model_template
 from minisgl.plugins.http.apis.completion import CompletionRequest
+from minisgl.plugins.http.apis.parameters import FullChatRequest, FullStreamOptions
 from minisgl.sampling_params import shorten
 from minisgl.server.app import Api
 from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension, Stats
 from minisgl.server.parsing import decode_field, fields_of, unknown_parameter
-from minisgl.server.protocol import ChatRequest, StreamOptions
 
 HINTS: Mapping[str, str] = MappingProxyType(
     {
@@ -108,7 +108,7 @@ REFUSED: Mapping[str, Refusal] = MappingProxyType(
 """The parameters that are refused by name, in the bodies of chats and of plain completions."""
 REFUSED_OF: Mapping[type[msgspec.Struct], Mapping[str, Refusal]] = MappingProxyType(
     {
-        ChatRequest: {
+        FullChatRequest: {
             "echo": Refusal("it belongs to a plain completion", (False,)),
             "add_special_tokens": Refusal("the chat template writes them", (False,)),
         },
@@ -130,7 +130,7 @@ NEUTRAL_STREAM_OPTIONS: Mapping[str, Refusal] = MappingProxyType(
 )
 """Entries of ``stream_options`` that are refused."""
 
-STREAM_OPTIONS = frozenset(field.name for field in msgspec.structs.fields(StreamOptions))
+STREAM_OPTIONS = frozenset(field.name for field in msgspec.structs.fields(FullStreamOptions))
 
 
 @hookimpl
@@ -188,7 +188,7 @@ class Compatible(HttpExtension):
         How much to think is a hint to a model whose template reads none of its variables, and so is the name of a
         message that the template does not write.
         """
-        if not isinstance(body, ChatRequest):
+        if not isinstance(body, FullChatRequest):
             return
         variables = body.optional_kwargs
         for name, value in (("reasoning_effort", body.reasoning_effort), ("enable_thinking", body.enable_thinking)):

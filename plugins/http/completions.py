@@ -45,6 +45,6 @@ class Completions(HttpExtension):
                 echoed = await read_prompts(api.dispatcher, prompts, api.config.server.request_timeout)
                 make = partial(EchoBuilder, echoed, limit == 0)
             else:
-                params = body.params(limit, body.logprobs, api.sampling_defaults)
-            builder = make(logprobs=body.logprobs is not None, **api.builder_options(request, body))
+                params = body.params(limit, api.sampling_defaults)
+            builder = make(**api.builder_options(request, body))
             return await api.generate(request, prompts, params, builder, stream_output=body.stream)

@@ -16,13 +16,14 @@ from minisgl import hookimpl
 from minisgl.config import Config
 from minisgl.plugins.http.apis.messages_events import MessagesBuilder, error_body
 from minisgl.plugins.http.apis.messages_request import CountTokensRequest, MessagesRequest, translate
+from minisgl.plugins.http.apis.parameters import FullFormat
 from minisgl.plugins.http.apis.queries import ask_tokens, in_time
 from minisgl.plugins.http.apis.translation import Translation
-from minisgl.server.answer import Chat
 from minisgl.server.app import Api
 from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension
 from minisgl.server.generate import Json
+from minisgl.server.protocol import Chat
 from minisgl.server.request_record import record_of
 
 
@@ -54,7 +55,7 @@ class MessagesRoute(APIRoute):
         return handle_as_anthropic
 
 
-class MessagesRoutes(HttpExtension):
+class MessagesRoutes(FullFormat):
     """The two routes."""
 
     def add_routes(self, router: APIRouter, api: Api) -> None:
@@ -69,9 +70,9 @@ class MessagesRoutes(HttpExtension):
             body, (translation, chat) = await api.read(request, MessagesRequest, convert)
             api.check_model(body.model)
             builder = MessagesBuilder(api.model, record_of(request.scope).id, body.max_tokens, translation.rename)
-            builder.make_reader = chat.form.reader
+            builder.form = chat.form
             try:
-                params = chat.body.params(body.max_tokens, None, api.sampling_defaults)
+                params = chat.body.params(body.max_tokens, api.sampling_defaults)
                 return await api.generate(
                     request,
                     [chat.prompt],

@@ -23,6 +23,7 @@ from minisgl.plugins.http.admin import AbortBody
 from minisgl.plugins.http.answer_format import READERS
 from minisgl.plugins.http.apis.completion import CompletionRequest
 from minisgl.plugins.http.apis.messages_request import CountTokensRequest, MessagesRequest
+from minisgl.plugins.http.apis.parameters import FullChatRequest, FullGenerateRequest
 from minisgl.plugins.http.apis.responses_request import ResponsesRequest
 from minisgl.plugins.http.compatible import HINTS
 from minisgl.plugins.http.tokenize import DetokenizeBody, TokenizeBody
@@ -30,14 +31,13 @@ from minisgl.sampling_params import SamplingParams
 from minisgl.server.app import GET_OR_HEAD, Api
 from minisgl.server.extension import HttpExtension
 from minisgl.server.generate import Json
-from minisgl.server.protocol import ChatRequest, GenerateRequest
 from minisgl.utils.version import __version__
 
 BODIES: Mapping[str, type[msgspec.Struct]] = MappingProxyType(
     {
-        "/v1/chat/completions": ChatRequest,
+        "/v1/chat/completions": FullChatRequest,
         "/v1/completions": CompletionRequest,
-        "/prove": ChatRequest,
+        "/prove": FullChatRequest,
         "/tokenize": TokenizeBody,
         "/detokenize": DetokenizeBody,
         "/abort_request": AbortBody,
@@ -123,7 +123,7 @@ _ERROR = {
 OVERRIDES: Mapping[tuple[type, str], Mapping[str, Any]] = MappingProxyType(
     {
         (CompletionRequest, "prompt"): _PROMPT,
-        (ChatRequest, "messages"): _MESSAGES,
+        (FullChatRequest, "messages"): _MESSAGES,
         (TokenizeBody, "messages"): {"anyOf": [_MESSAGES, {"type": "null"}]},
         (DetokenizeBody, "tokens"): {"type": "array", "items": _TOKEN_ID},
         (ResponsesRequest, "input"): {"anyOf": [_TEXT, {"type": "array", "items": {"type": "object"}}]},
@@ -238,7 +238,7 @@ def body_schema(kind: type[msgspec.Struct]) -> dict[str, Any]:
         schema = dict(OVERRIDES.get((kind, name), schema))
         required = name in made.get("required", ())
         properties[name] = schema if required or not schema.keys() - {"default"} else {"anyOf": [schema, _NULL]}
-    if issubclass(kind, GenerateRequest):
+    if issubclass(kind, FullGenerateRequest):
         properties |= {name: {"description": "structured output"} for name in READERS}
         properties |= {name: {"description": f"a hint without effect: {text}"} for name, text in HINTS.items()}
     return {

@@ -26,13 +26,14 @@ from minisgl import hookimpl
 from minisgl.config import Config
 from minisgl.core import Finished, SamplingParams
 from minisgl.message import Prompt, TokensPrompt, pack_ids
+from minisgl.plugins.http.apis.full_answer import FullBuilder, FullChoice, full_choice
+from minisgl.plugins.http.apis.parameters import FullChatRequest, FullFormat
 from minisgl.plugins.http.apis.queries import ask_tokens, in_time
-from minisgl.server.answer import Chat
 from minisgl.server.app import Api
 from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension
-from minisgl.server.generate import Choice, Json, ResponseBuilder, respond_json
-from minisgl.server.protocol import ChatRequest
+from minisgl.server.generate import Json, respond_json
+from minisgl.server.protocol import Chat
 
 
 @hookimpl
@@ -40,13 +41,13 @@ def minisgl_http(config: Config) -> HttpExtension:
     return ProveRoute()
 
 
-class ProveRoute(HttpExtension):
+class ProveRoute(FullFormat):
     """The route."""
 
     def add_routes(self, router: APIRouter, api: Api) -> None:
         @router.post("/prove")
         async def prove(request: Request) -> Response:
-            body, chat = await api.read(request, ChatRequest, api.prepare_chat)
+            body, chat = await api.read(request, FullChatRequest, api.prepare_chat)
             api.check_model(body.model)
             return await Proof(api, request, chat).run()
 
@@ -68,7 +69,8 @@ class Proof:
         if limit is None:
             raise ApiError(400, "/prove needs max_completion_tokens.", "max_completion_tokens")
         self._api, self._request, self._prompt = api, request, chat.prompt
-        self._params = chat.form.params(body.params(limit, body.num_logprobs or 0, api.sampling_defaults))
+        params = body.params(limit, api.sampling_defaults)
+        self._params = chat.form.params(msgspec.structs.replace(params, logprobs=params.logprobs or 0))
         if not self._params.greedy and self._params.seed is None:
             raise ApiError(400, "/prove needs temperature: 0 or a seed: other answers differ by chance.", "seed")
 
@@ -102,16 +104,16 @@ class Proof:
         return await respond_json(request, api.dispatcher, stream, collected)
 
 
-class Collected(ResponseBuilder):
+class Collected(FullBuilder):
     """Keeps the choices instead of formatting them."""
 
     def __init__(self) -> None:
-        super().__init__(model="", n=1, logprobs=True, token_ids=True, include_usage=False)
-        self.choices: list[Choice] = []
+        super().__init__(model="", logprobs=True, token_ids=True)
+        self.choices: list[FullChoice] = []
 
     def full(self, choices: Any) -> dict[str, Any]:
         """Keep the choices."""
-        self.choices = list(choices)
+        self.choices = list(map(full_choice, choices))
         return {}
 
     def summary(self) -> dict[str, Any]:

@@ -14,15 +14,16 @@ from fastapi import APIRouter, Request, Response
 
 from minisgl import hookimpl
 from minisgl.config import Config
+from minisgl.plugins.http.apis.parameters import FullFormat
 from minisgl.plugins.http.apis.responses_events import ResponsesBuilder
 from minisgl.plugins.http.apis.responses_request import ResponsesRequest, translate
 from minisgl.plugins.http.apis.responses_store import ResponseStore
 from minisgl.plugins.http.apis.translation import Translation
-from minisgl.server.answer import Chat
 from minisgl.server.app import Api
 from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension
 from minisgl.server.generate import Json
+from minisgl.server.protocol import Chat
 
 NO_STORE = "is not supported by this server, which stores no responses: start it with server.responses_store=memory."
 
@@ -32,7 +33,7 @@ def minisgl_http(config: Config) -> HttpExtension:
     return ResponsesRoutes(ResponseStore() if config.server.responses_store == "memory" else None)
 
 
-class ResponsesRoutes(HttpExtension):
+class ResponsesRoutes(FullFormat):
     """The routes. ``store`` is None if responses are not stored."""
 
     options = ("responses_store",)

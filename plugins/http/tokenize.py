@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 from minisgl import hookimpl
 from minisgl.config import Config
 from minisgl.message import Prompt, TextPrompt, TokensPrompt
+from minisgl.plugins.http.apis.parameters import chat_prompt
 from minisgl.plugins.http.apis.queries import ask_text, ask_tokens, in_time
 from minisgl.plugins.http.apis.token_ids import tokens_prompt
 from minisgl.sampling_params import too_long
@@ -17,7 +18,6 @@ from minisgl.server.app import Api
 from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension
 from minisgl.server.generate import Json
-from minisgl.server.protocol import chat_prompt
 
 
 @hookimpl

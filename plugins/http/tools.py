@@ -21,12 +21,14 @@ from minisgl.config import Config
 from minisgl.message import ChatPrompt
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.http.apis.chat_template import model_template
+from minisgl.plugins.http.apis.full_answer import ReadForm
+from minisgl.plugins.http.apis.parameters import FullChatRequest, FullFormat
 from minisgl.sampling_params import Grammar, InvalidRequestError, SamplingParams, shorten
-from minisgl.server.answer import AnswerForm, AnswerReader, Part, PlainReader, partial_length
+from minisgl.server.answer import AnswerReader, Part, PlainReader, partial_length
 from minisgl.server.app import Api
 from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension
-from minisgl.server.protocol import ChatRequest
+from minisgl.server.protocol import AnswerForm
 from minisgl.tokenizer.chat import ChatTemplate, tool_name
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ def minisgl_http(config: Config) -> HttpExtension:
     return Tools(config)
 
 
-class Tools(HttpExtension):
+class Tools(FullFormat):
     """Chooses the readers of chats' answers."""
 
     def __init__(self, config: Config):
@@ -70,7 +72,7 @@ class Tools(HttpExtension):
         if self._config.reasoning_parser is not None:
             self._reasoning_parser = manager.build("reasoning_parser", self._config.reasoning_parser, template=source)
 
-    def answer_form(self, body: ChatRequest) -> AnswerForm:
+    def answer_form(self, body: FullChatRequest) -> AnswerForm:
         choice = read_choice(body)
         if self._api is not None and self._api.dispatcher.spec is None:
             raise self._api.dispatcher.unavailable()
@@ -96,7 +98,7 @@ class Tools(HttpExtension):
         tool_parser = self._tool_parser if choice.tools or reads_all else None
         return ToolForm(choice, tool_parser, parser, is_open, special, begun)
 
-    def _end_of_prompt(self, body: ChatRequest) -> str:
+    def _end_of_prompt(self, body: FullChatRequest) -> str:
         """Return the end of the prompt of a chat with the same template variables, which is short.
 
         If the answer continues a message, it is the mark that began or ended the last reasoning in it. Such an answer
@@ -153,7 +155,7 @@ def _arguments(schema: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return schema if combined else {**schema, "type": "object"}
 
 
-def read_choice(body: ChatRequest) -> Choice:
+def read_choice(body: FullChatRequest) -> Choice:
     """Read the parameters of tools of a chat. Raise `ApiError` for wrong ones."""
     tools = {tool["function"]["name"]: tool for tool in map(_tool, range(len(body.tools)), body.tools)}
     if len(tools) < len(body.tools):
@@ -213,7 +215,7 @@ def _wrong(field: str, message: str, code: str = "invalid_value") -> ApiError:
 # ---- the form of an answer ---------------------------------------------------------------------------------
 
 
-class ToolForm(AnswerForm):
+class ToolForm(ReadForm):
     """The form of a chat's answer. ``parser`` is None for a chat that may call no tool, unless it reads all answers.
 
     ``reasoning`` is None if the model does not think; ``is_open``: the answer begins within its reasoning. ``special``

@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from minisgl.plugins.http.apis.completion import CompletionRequest
+from minisgl.plugins.http.apis.parameters import FullChatRequest
 from minisgl.server.app import is_authorized
 from minisgl.server.errors import ApiError
-from minisgl.server.protocol import ChatRequest
 from minisgl.utils.process import is_loopback
 
 from .conftest import AppServer, parse
@@ -231,7 +231,7 @@ def test_bodies_that_are_not_json(body: bytes, message: str) -> None:
 
 def test_empty_role_is_passed_on() -> None:
     """The tokenizer refuses it as it refuses each unknown role: it is not left out, as an absent name is."""
-    body = parse(b'{"messages":[{"role":"","content":"x"}]}', ChatRequest)
+    body = parse(b'{"messages":[{"role":"","content":"x"}]}', FullChatRequest)
     assert body.to_prompt().messages == [{"role": "", "content": "x"}]
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from minisgl.core import Finished
 from minisgl.message import Delta
-from minisgl.server.answer import CallArguments, CallBegin, Content, Part, Reasoning, message, message_delta
-from minisgl.server.generate import Choice, ResponseBuilder
+from minisgl.plugins.http.apis.full_answer import FullBuilder, ReadForm, message, message_delta
+from minisgl.server.answer import CallArguments, CallBegin, Content, Part, Reasoning
 
 
 class Marked:
@@ -33,12 +33,19 @@ class Marked:
         return [Content(".")]
 
 
-def builder() -> ResponseBuilder:
-    return ResponseBuilder(model="m", n=1, logprobs=False, token_ids=False, include_usage=False, make_reader=Marked)
+class MarkedForm(ReadForm):
+    def reader(self) -> Marked:
+        return Marked()
+
+
+def builder() -> FullBuilder:
+    made = FullBuilder(model="m")
+    made.form = MarkedForm()
+    return made
 
 
 def test_full_message() -> None:
-    choice = Choice(0, Marked())
+    choice = builder().new_choice(0)
     choice.add(Delta(1, "?so !f={} !g=[]", [5, 6]))
     choice.add(Delta(1, "text", [7], finish=Finished(1, "stop", prompt_tokens=3, output_tokens=3)))
     body = builder().full([choice])
@@ -57,7 +64,8 @@ def test_full_message() -> None:
 
 
 def test_chunks_keep_their_reader() -> None:
-    make, choice = builder(), Choice(0, Marked())
+    make = builder()
+    choice = make.new_choice(0)
     choice.add(Delta(1, "!f={}", [5]))
     first = make.chunk(choice)["choices"][0]
     function: Any = {"name": "f", "arguments": "{}"}
@@ -71,7 +79,7 @@ def test_chunks_keep_their_reader() -> None:
 
 
 def test_calls_that_are_cut_end_by_length() -> None:
-    choice = Choice(0, Marked())
+    choice = builder().new_choice(0)
     choice.add(Delta(1, "!f={", [5], finish=Finished(1, "length")))
     assert builder().chunk(choice)["choices"][0]["finish_reason"] == "length"
 

@@ -12,12 +12,12 @@ from openai.types.chat import completion_create_params as chats
 
 from minisgl.chapters.site.compatibility import OPENAI, names, treatment
 from minisgl.plugins.http.apis.completion import CompletionRequest
-from minisgl.server.protocol import ChatRequest
+from minisgl.plugins.http.apis.parameters import FullChatRequest
 from minisgl.testing.serving import Server
 
 pytestmark = pytest.mark.xdist_group("tutor")  # one process: the server starts once
 BODIES: list[tuple[str, Any, dict[str, Any]]] = [
-    ("/v1/chat/completions", ChatRequest, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}),
+    ("/v1/chat/completions", FullChatRequest, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}),
     ("/v1/completions", CompletionRequest, {"prompt": "Hi", "max_tokens": 2}),
 ]
 GOOD: dict[str, Any] = {
@@ -36,7 +36,7 @@ GOOD: dict[str, Any] = {
 }  # fmt: skip
 """A value of each parameter that has an effect."""
 MORE: dict[str, dict[str, Any]] = {
-    "logprobs": {"ChatRequest": True, "CompletionRequest": 1},
+    "logprobs": {"FullChatRequest": True, "CompletionRequest": 1},
     "top_logprobs": {"logprobs": True, "top_logprobs": 1},
     "continue_final_message": {"add_generation_prompt": False, "continue_final_message": True},
     "stream_options": {"stream": True, "stream_options": {"include_usage": True}},

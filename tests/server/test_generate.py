@@ -13,7 +13,8 @@ import pytest
 from minisgl.core import Finished
 from minisgl.message import Delta, PromptLogprob, TokenLogprob
 from minisgl.plugins.http.apis.completion import CompletionBuilder
-from minisgl.server.generate import Choice, EventStream, ResponseBuilder
+from minisgl.plugins.http.apis.full_answer import FullBuilder, FullChoice
+from minisgl.server.generate import EventStream, ResponseBuilder
 from minisgl.server.request_record import Stream
 from minisgl.testing.serving import patient_timeout
 
@@ -59,11 +60,14 @@ async def settled() -> None:
 
 
 def play(
-    client_delay: float, feed: Callable[[Stream, Client], Any], n: int = 1
+    client_delay: float,
+    feed: Callable[[Stream, Client], Any],
+    n: int = 1,
+    make: type[ResponseBuilder] = ResponseBuilder,
 ) -> tuple[Client, FakeDispatcher, Stream]:
     async def run() -> tuple[Client, FakeDispatcher, Stream]:
         stream, dispatcher, client = Stream(list(range(n)), 0), FakeDispatcher(), Client(client_delay)
-        builder = ResponseBuilder(model="m", n=n, logprobs=False, token_ids=False, include_usage=True)
+        builder = make(model="m", n=n, include_usage=True)
         response = EventStream(dispatcher, stream, builder)  # type: ignore[arg-type]
         async with asyncio.timeout(patient_timeout(10)):
             await asyncio.gather(response({"type": "http"}, client.receive, client.send), feed(stream, client))
@@ -136,7 +140,7 @@ def test_several_tokens_in_one_delta() -> None:
         entries = [TokenLogprob(chr(token), b"", -float(token)) for token in tokens]
         return Delta(i, "".join(map(chr, tokens)), tokens, entries, finish)
 
-    choices = [Choice(0), Choice(1)]
+    choices = [FullChoice(0), FullChoice(1)]
     for i, tokens in ((0, [97, 98, 99]), (1, [120]), (0, [100, 101])):
         choices[i].add(run(i, tokens))
     for i, counted in ((0, 5), (1, 1)):
@@ -160,13 +164,13 @@ def test_prompt_logprobs_in_the_response() -> None:
             "6": {"logprob": -0.5, "rank": 1, "decoded_token": "y"},
         },
     ]
-    choices = [Choice(i) for i in range(4)]  # two prompts with two choices each
+    choices = [FullChoice(i) for i in range(4)]  # two prompts with two choices each
     choices[0].add(Delta(0, prompt_logprobs=positions[:1]))
     choices[0].add(Delta(0, prompt_logprobs=positions[1:]))
     choices[2].add(Delta(2, prompt_logprobs=[None]))
 
-    def respond(chat: bool, given: list[Choice], asked: bool = True) -> Any:
-        make = ResponseBuilder if chat else CompletionBuilder
+    def respond(chat: bool, given: list[FullChoice], asked: bool = True) -> Any:
+        make = FullBuilder if chat else CompletionBuilder
         builder = make(model="m", n=2, logprobs=False, token_ids=False, include_usage=False, prompt_logprobs=asked)
         return builder.full(given)
 

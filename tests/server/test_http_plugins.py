@@ -127,7 +127,7 @@ class AskApi(HttpExtension):
         async def ask(request: Request) -> Response:
             try:
                 body, prompt = await api.read(request, Ask, lambda body: TextPrompt(body.question))
-                builder = AskBuilder(model=api.model, n=1, logprobs=False, token_ids=False, include_usage=False)
+                builder = AskBuilder(model=api.model)
                 return await api.generate(
                     request, [prompt], SamplingParams(max_tokens=5), builder, stream_output=body.stream
                 )

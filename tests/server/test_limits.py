@@ -19,12 +19,12 @@ from starlette.requests import Request
 from minisgl.config import ServerConfig
 from minisgl.plugins.http.apis import completion
 from minisgl.plugins.http.apis.completion import CompletionRequest
+from minisgl.plugins.http.apis.parameters import FullChatRequest
 from minisgl.plugins.http.bounds import MAX_FIELD, MAX_PROMPTS, Bounds
 from minisgl.plugins.http.tokenize import DetokenizeBody, TokenizeBody, check_tokens
 from minisgl.server import parsing
 from minisgl.server.app import MIN_BODY, SMALL_BODY, default_max_body, parse_body, read_body
 from minisgl.server.errors import ApiError
-from minisgl.server.protocol import ChatRequest
 from minisgl.testing.serving import Server
 
 from .conftest import parse
@@ -70,7 +70,7 @@ def test_number_of_prompts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cost_of_a_body_of_the_largest_default_size(item: str) -> None:
     """A body of 1 MiB of small values takes well under 2 s of CPU time, whatever the values are."""
     items = "[" + ",".join([item] * (MIN_BODY // (len(item) + 1) - 20)) + "]"
-    kinds = [("prompt", CompletionRequest, "to_prompts"), ("messages", ChatRequest, "to_prompt")]
+    kinds = [("prompt", CompletionRequest, "to_prompts"), ("messages", FullChatRequest, "to_prompt")]
     gc.freeze()  # the objects of other tests, which a collection would visit
     try:
         for name, kind, convert in kinds:
@@ -115,7 +115,7 @@ def check_work(body: msgspec.Struct, max_seq_len: int) -> None:
 def test_parts_are_counted_before_any_work(name: str) -> None:
     """A body of many small parts costs the API server little more than its decoding, and the tokenizer nothing."""
     path, body = TOO_MANY_PARTS[name]
-    kind = {CHAT: ChatRequest, "/tokenize": TokenizeBody, "/detokenize": DetokenizeBody}[path]
+    kind = {CHAT: FullChatRequest, "/tokenize": TokenizeBody, "/detokenize": DetokenizeBody}[path]
     parsed = parse(of_size(path, body), kind)
     start = time.thread_time()
     with pytest.raises(ApiError) as error:
@@ -136,7 +136,7 @@ def test_server_refuses_too_many_parts(tutor: Server, name: str) -> None:
 def test_allowed_parts() -> None:
     """The largest number of messages, values and ids is allowed."""
     for body in (turns("", 8), turns([{"type": "text", "text": ""}] * 10, 1)):
-        check_work(parse(of_size(CHAT, body), ChatRequest), 8)
+        check_work(parse(of_size(CHAT, body), FullChatRequest), 8)
     check_work(DetokenizeBody(tokens=[1] * 8), 8)
 
 

@@ -13,10 +13,11 @@ import pytest
 from minisgl.core import SamplingParams
 from minisgl.message import TextPrompt, TokensPrompt, pack_ids
 from minisgl.plugins.http.apis.completion import CompletionRequest
+from minisgl.plugins.http.apis.parameters import FIELD_ROLES, FullChatRequest
 from minisgl.plugins.http.compatible import HINTS, REFUSED
 from minisgl.plugins.http.tokenize import DetokenizeBody, TokenizeBody
 from minisgl.server.errors import ApiError
-from minisgl.server.protocol import FIELD_ROLES, ChatRequest
+from minisgl.server.protocol import ChatRequest
 
 from .conftest import parse
 
@@ -27,9 +28,9 @@ def completion(**fields: Any) -> CompletionRequest:
     return parse(json.dumps({"prompt": "x", **fields}).encode(), CompletionRequest)
 
 
-def chat(**fields: Any) -> ChatRequest:
+def chat(**fields: Any) -> FullChatRequest:
     messages = [{"role": "user", "content": "x"}]
-    return parse(json.dumps({"messages": messages, **fields}).encode(), ChatRequest)
+    return parse(json.dumps({"messages": messages, **fields}).encode(), FullChatRequest)
 
 
 def test_annotations_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,8 +79,8 @@ def test_all_sampling_parameters_are_passed_on() -> None:
             "allowed_token_ids": (4, 5),
         },
     )
-    assert completion(**given).params(5, 2) == want
-    assert chat(**given).params(5, 2) == want
+    assert completion(**given, logprobs=2).params(5) == want
+    assert chat(**given, logprobs=True, top_logprobs=2).params(5) == want
     default = SamplingParams()
     changed = [f for f in SamplingParams.__struct_fields__ if getattr(want, f) != getattr(default, f)]
     assert set(changed) == set(SamplingParams.__struct_fields__) - {
@@ -107,8 +108,30 @@ def test_all_sampling_parameters_are_passed_on() -> None:
 def test_bounds_of_prompt_logprobs_and_cache_salt(fields: dict[str, Any], param: str) -> None:
     for body in (completion, chat):
         with pytest.raises(ApiError) as error:
-            body(**fields).params(5, None)
+            body(**fields).params(5)
         assert (error.value.status, error.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logprobs": True},
+        {"tools": []},
+        {"max_completion_tokens": 3},
+        {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+        {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
+    ],
+)
+def test_a_plain_chat_refuses_what_extensions_add(fields: dict[str, Any]) -> None:
+    """Without the extension ``chat``, its parameters are refused by name. The others are those of a full chat."""
+    body = {"messages": [{"role": "user", "content": "x"}], "temperature": 0.5, "seed": 3, "stop": "."}
+    plain, full = parse(json.dumps(body).encode(), ChatRequest), chat(**body)
+    assert plain.params(5) == full.params(5)
+    assert plain.to_prompt() == full.to_prompt()
+    name = "stream_options" if "stream" in fields else next(iter(fields))
+    with pytest.raises(ApiError, match=name) as error:
+        parse(json.dumps(body | fields).encode(), ChatRequest).to_prompt()
+    assert (error.value.status, error.value.param) == (400, name)
 
 
 def test_null_equals_missing() -> None:
@@ -234,5 +257,5 @@ def test_num_logprobs_of_chat() -> None:
 
 def test_manual_lists_every_parameter() -> None:
     named = set(re.findall(r"`(\w+)`", MANUAL.read_text()))
-    for kind in (CompletionRequest, ChatRequest, TokenizeBody, DetokenizeBody):
+    for kind in (CompletionRequest, FullChatRequest, TokenizeBody, DetokenizeBody):
         assert {field.name for field in msgspec.structs.fields(kind)} <= named

@@ -10,6 +10,7 @@ import pytest
 
 from minisgl.core import Finished
 from minisgl.plugins.http.apis import messages_request, responses_request
+from minisgl.plugins.http.apis.full_answer import FullChoice
 from minisgl.plugins.http.apis.messages_events import Blocks, MessagesBuilder
 from minisgl.plugins.http.apis.messages_request import MessagesRequest
 from minisgl.plugins.http.apis.responses_events import Items, ResponsesBuilder
@@ -17,7 +18,6 @@ from minisgl.plugins.http.apis.responses_request import ResponsesRequest
 from minisgl.plugins.http.apis.responses_store import ResponseStore
 from minisgl.server.answer import CallArguments, CallBegin, Content, Part, Reasoning
 from minisgl.server.errors import ApiError
-from minisgl.server.generate import Choice
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOL = {"type": "function", "function": {"name": "weather", "description": "The weather.", "parameters": SCHEMA}}
@@ -176,7 +176,7 @@ def test_parts_become_blocks(split: int) -> None:
 
 
 def test_an_answer_that_ends_in_calls() -> None:
-    choice = Choice(0, parts=PARTS, has_calls=True, finish=Finished(0, "stop", prompt_tokens=9, cached_tokens=4))
+    choice = FullChoice(0, parts=PARTS, has_calls=True, finish=Finished(0, "stop", prompt_tokens=9, cached_tokens=4))
     message = MessagesBuilder("m", "id", 9, lambda error: error).full([choice])
     assert (message["stop_reason"], message["usage"]["input_tokens"]) == ("tool_use", 5)
     response = ResponsesBuilder("m", responses(), {}, lambda error: error).full([choice])

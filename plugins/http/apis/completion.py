@@ -22,26 +22,35 @@ from minisgl.message import (
     num_ids,
     pack_ids,
 )
+from minisgl.plugins.http.apis.full_answer import (
+    MIN_LOGPROB,
+    FullBuilder,
+    FullChoice,
+    full_choice,
+    vllm_prompt_logprobs,
+)
+from minisgl.plugins.http.apis.parameters import FullGenerateRequest
 from minisgl.plugins.http.apis.queries import ask_text, ask_tokens, in_time
 from minisgl.plugins.http.apis.token_ids import tokens_prompt
 from minisgl.sampling_params import SamplingParams, too_long
 from minisgl.server.dispatch import Dispatcher
 from minisgl.server.errors import ApiError
-from minisgl.server.generate import MIN_LOGPROB, Choice, ResponseBuilder, vllm_prompt_logprobs
-from minisgl.server.protocol import GenerateRequest
-from minisgl.server.request_record import Stream
+from minisgl.server.generate import Choice
 
 DEFAULT_MAX_TOKENS = 16
 """The default of ``max_tokens``, as in the OpenAI API."""
 
 
-class CompletionRequest(GenerateRequest, kw_only=True):
+class CompletionRequest(FullGenerateRequest, kw_only=True):
     """The body of ``POST /v1/completions``."""
 
     prompt: Any
-    max_tokens: int | None = None
     logprobs: int | None = None
     echo: bool = False
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
 
     def to_prompts(self) -> list[Prompt]:
         """Return ``prompt`` (a text, token ids, or a list of either) as a list of prompts. Raise `ApiError`."""
@@ -69,7 +78,7 @@ def _to_prompts(prompt: Any, num_kept: int = 0) -> list[Prompt]:
 # ---- the response ----------------------------------------------------------------------------------------
 
 
-class CompletionBuilder(ResponseBuilder):
+class CompletionBuilder(FullBuilder):
     """Builds the responses of plain completions."""
 
     chat, id_prefix, kind, chunk_kind = False, "cmpl", "text_completion", "text_completion"
@@ -100,17 +109,17 @@ class CompletionBuilder(ResponseBuilder):
         return {name: count for name, count in super().usage(ends).items() if name != "completion_tokens_details"}
 
     def format_logprobs(self, choice: Choice) -> dict[str, Any]:
+        logprobs = full_choice(choice).logprobs
         offsets, offset = [], self._offsets.get(choice.index, 0)
-        for token in choice.logprobs:
+        for token in logprobs:
             offsets.append(offset)
             offset += len(token.text)
         self._offsets[choice.index] = offset
         return {
-            "tokens": [name_of(token) for token in choice.logprobs],
-            "token_logprobs": [max(token.logprob, MIN_LOGPROB) for token in choice.logprobs],
+            "tokens": [name_of(token) for token in logprobs],
+            "token_logprobs": [max(token.logprob, MIN_LOGPROB) for token in logprobs],
             "top_logprobs": [
-                {name_of(top): max(top.logprob, MIN_LOGPROB) for top in (*token.top, token)}
-                for token in choice.logprobs
+                {name_of(top): max(top.logprob, MIN_LOGPROB) for top in (*token.top, token)} for token in logprobs
             ],
             "text_offset": offsets,
         }
@@ -145,7 +154,7 @@ def echo_params(body: CompletionRequest, limit: int, defaults: Mapping[str, Any]
         raise ApiError(400, "echo with logprobs has the prompt's: leave out prompt_logprobs.", "prompt_logprobs")
     if body.logprobs is not None and body.stream:
         raise ApiError(400, "echo with logprobs is not available with stream: true.", "echo", "invalid_value")
-    params = body.params(limit or 1, body.logprobs, defaults)
+    params = body.params(limit or 1, defaults)
     if limit <= 1 and params.grammar is None:
         # A single token ends the answer in any case. An end-of-sequence token would have no entry in the logprobs,
         # but clients take the last entry for that of the sampled token.
@@ -193,7 +202,7 @@ class EchoBuilder(CompletionBuilder):
             prompt = self._prompts[choice.index // self.n]
             body["text"] = prompt.text + body["text"]
             if self.logprobs:  # the first choice of a prompt reports those of the prompt for all
-                scores = choices[choice.index - choice.index % self.n].prompt_logprobs
+                scores = full_choice(choices[choice.index - choice.index % self.n]).prompt_logprobs
                 _prepend(body["logprobs"], prompt.tokens, scores)
         return response
 
@@ -208,15 +217,12 @@ class EchoBuilder(CompletionBuilder):
     def usage(self, ends: Sequence[Finished | None]) -> dict[str, Any]:
         return super().usage([end and self._end(end) for end in ends])
 
-    def usage_so_far(self, stream: Stream, output_tokens: int) -> dict[str, Any]:
-        return super().usage_so_far(stream, 0 if self._silent else output_tokens)
-
     def _shown(self, choice: Choice) -> Choice:
         """Return a choice without its output, if that is not shown."""
         if not self._silent:
             return choice
         end = choice.finish and self._end(choice.finish)
-        return Choice(choice.index, choice.reader, prompt_logprobs=choice.prompt_logprobs, finish=end)
+        return FullChoice(choice.index, finish=end, prompt_logprobs=full_choice(choice).prompt_logprobs)
 
     def _end(self, end: Finished) -> Finished:
         return msgspec.structs.replace(end, finish_reason="length", output_tokens=0) if self._silent else end

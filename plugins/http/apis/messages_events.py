@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 
 from minisgl.core import Finished
+from minisgl.plugins.http.apis.full_answer import FullBuilder, FullChoice, full_choice
 from minisgl.server.answer import CallArguments, CallBegin, Content, Part, Reasoning
 from minisgl.server.errors import ApiError
-from minisgl.server.generate import Choice, ResponseBuilder
+from minisgl.server.generate import Choice
 
 Event = dict[str, Any]
 ERROR_TYPES = {
@@ -106,18 +107,18 @@ def _input(arguments: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {"invalid_json": arguments}
 
 
-class MessagesBuilder(ResponseBuilder):
+class MessagesBuilder(FullBuilder):
     """Builds the response to one body. ``max_tokens`` is the client's limit. ``rename`` gives errors its words."""
 
     def __init__(self, model: str, request_id: str, max_tokens: int, rename: Callable[[ApiError], ApiError]):
-        super().__init__(model=model, n=1, logprobs=False, token_ids=False, include_usage=True)
+        super().__init__(model=model, include_usage=True)
         self.id = f"msg_{request_id}"
         self._request_id, self._max_tokens, self._rename = request_id, max_tokens, rename
         self._blocks = Blocks()
-        self._last = Choice(0)  # the last output, which knows how the answer ended
+        self._last = FullChoice(0)  # the last output, which knows how the answer ended
 
     def full(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        (self._last,) = choices
+        self._last = full_choice(choices[0])
         self._blocks.feed(self._last.parts)
         self._blocks.close()
         end = self._last.finish
@@ -127,8 +128,8 @@ class MessagesBuilder(ResponseBuilder):
         return _chunk([{"type": "message_start", "message": self._message()}, {"type": "ping"}])
 
     def chunk(self, choice: Choice) -> dict[str, Any]:
-        self._last = choice
-        return _chunk(self._blocks.feed(choice.parts))
+        self._last = full_choice(choice)
+        return _chunk(self._blocks.feed(self._last.parts))
 
     def end(self, ends: Sequence[Finished | None]) -> bytes:
         last = {"type": "message_delta", "delta": self._stop(ends[0]), "usage": self._usage(ends[0])}

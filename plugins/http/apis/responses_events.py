@@ -15,11 +15,12 @@ from typing import Any
 import msgspec
 
 from minisgl.core import Finished
+from minisgl.plugins.http.apis.full_answer import FullBuilder, full_choice
 from minisgl.plugins.http.apis.responses_request import ENCRYPTED, ResponsesRequest, seal
 from minisgl.sampling_params import SamplingParams
 from minisgl.server.answer import CallArguments, CallBegin, Content, Part, Reasoning
 from minisgl.server.errors import ApiError
-from minisgl.server.generate import Choice, ResponseBuilder
+from minisgl.server.generate import Choice
 
 Event = dict[str, Any]
 _DEFAULTS = SamplingParams()
@@ -162,7 +163,7 @@ def _custom_input(arguments: str) -> str:
     return value if isinstance(value, str) else arguments
 
 
-class ResponsesBuilder(ResponseBuilder):
+class ResponsesBuilder(FullBuilder):
     """Builds the response to one body. ``keep(response)`` is called with a response that has completed.
 
     ``defaults`` are the values of sampling parameters that the body leaves out. ``rename`` returns an error in the
@@ -178,7 +179,7 @@ class ResponsesBuilder(ResponseBuilder):
         store: bool = False,
         keep: Callable[[dict[str, Any]], None] = lambda response: None,
     ):
-        super().__init__(model=model, n=1, logprobs=False, token_ids=False, include_usage=True)
+        super().__init__(model=model, include_usage=True)
         self.id = new_id("resp")
         self._body, self._defaults, self._store, self._keep, self._rename = body, defaults, store, keep, rename
         self._items = Items(body.custom_tools, ENCRYPTED in body.include)
@@ -221,8 +222,9 @@ class ResponsesBuilder(ResponseBuilder):
         return b"".join(found)
 
     def _feed(self, choice: Choice) -> list[Event]:
-        self.reasoning_tokens += choice.reasoning_tokens
-        return self._items.feed(choice.parts, self.format_logprobs(choice)["content"] if choice.logprobs else ())
+        output = full_choice(choice)
+        self.reasoning_tokens += output.reasoning_tokens
+        return self._items.feed(output.parts, self.format_logprobs(choice)["content"] if output.logprobs else ())
 
     def _finished(self, end: Finished | None) -> dict[str, Any]:
         response = self._response(_status(end))

@@ -1,7 +1,7 @@
 """What the translations of other APIs have in common: the messages of a chat, and errors in the client's words.
 
-A body of another API becomes the parameters of a `ChatRequest`. The chat is then checked and answered as any other, so
-its errors name parameters and messages of a chat. `Translation.rename` replaces them by what the client sent.
+A body of another API becomes the parameters of a `FullChatRequest`. The chat is then checked and answered as any other,
+so its errors name parameters and messages of a chat. `Translation.rename` replaces them by what the client sent.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 
 from minisgl.sampling_params import shorten
-from minisgl.server.answer import Chat
 from minisgl.server.app import Api
 from minisgl.server.errors import ApiError
+from minisgl.server.protocol import Chat
 
 T = TypeVar("T")
 _MESSAGE = re.compile(r"messages\[([0-9]{1,9})\]")

@@ -19,8 +19,8 @@ from minisgl.chapters.tutor import corpus, packing, tools, tune
 from minisgl.chapters.tutor.tokenizer import CHAT_TEMPLATE
 from minisgl.chapters.tutor.words import held_out
 from minisgl.models.shipped import weights_dir
+from minisgl.plugins.http.apis.full_answer import message
 from minisgl.plugins.tool_parser.hermes import HermesParser, matches
-from minisgl.server.answer import message
 from minisgl.tokenizer.chat import ChatTemplate
 
 TEMPLATE = ChatTemplate(CHAT_TEMPLATE)

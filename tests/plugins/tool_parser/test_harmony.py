@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from minisgl.plugins.http.apis.full_answer import message
 from minisgl.plugins.http.tools import Choice, ToolForm
 from minisgl.plugins.reasoning_parser.harmony import HarmonyReasoning
 from minisgl.plugins.tool_parser.harmony import MARKS, HarmonyParser
 from minisgl.sampling_params import Grammar, SamplingParams
-from minisgl.server.answer import message
 from minisgl.server.errors import ApiError
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
