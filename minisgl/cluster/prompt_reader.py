@@ -64,11 +64,11 @@ class PromptReader:
         self._tokenizer = tokenizer
         self._checks = [extension.check_fields for extension in load_some(Config(), "bounds", "compatible")]
         # These bodies are known to the extensions of these names, if they are shipped.
-        known = {
-            name: importlib.import_module(f"{FOLDER}.{name}") for name in ("chat", "completions") if name in shipped()
-        }
-        self._chat = known["chat"].FullChatRequest if "chat" in known else ChatRequest
-        self._completion = known["completions"].CompletionRequest if "completions" in known else None
+        self._chat, self._completion = ChatRequest, None
+        if "chat" in shipped():
+            self._chat = importlib.import_module(f"{FOLDER}.apis.parameters").FullChatRequest
+        if "completions" in shipped():
+            self._completion = importlib.import_module(f"{FOLDER}.completions").CompletionRequest
         self._thread = ThreadPoolExecutor(1, "tokenize")
         self._pending = 0
         self.block_size = 0  # unknown, as long as no replica has been ready
