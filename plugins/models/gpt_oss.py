@@ -84,6 +84,8 @@ class Experts(nn.Module):
     def __init__(self, hidden: int, inner: int, num_experts: int, alpha: float, limit: float, ctx: Context):
         super().__init__()
         self.rank, self.inner, self.alpha, self.limit = ctx.comm.rank, inner, alpha, limit
+        self.moe: Any = ctx.part("moe")
+        self.loaded: Any = None  # what a backend with ``load_clamped`` made of the weights
         here = split_rows(inner, ctx.comm.size, "expert size (intermediate_size)")
         self.gate_up, self.gate_up_bias = (
             ctx.parameter(num_experts, 2 * here, hidden),
@@ -101,6 +103,16 @@ class Experts(nn.Module):
         yield WeightShard.part(f"{prefix}down_proj", (experts, inner, hidden), 1, start, self.down.transpose(1, 2))
         yield WeightShard.whole(f"{prefix}down_proj_bias", self.down_bias)
 
+    def after_load(self) -> None:
+        """Pass the weights to the MoE backend if it has such experts, with the rows of the gates first."""
+        if hasattr(self.moe, "load_clamped"):
+            for weight in (self.gate_up, self.gate_up_bias):
+                weight.data = torch.cat((weight[:, ::2], weight[:, 1::2]), dim=1)
+            down_bias = self.down_bias if self.rank == 0 else None
+            self.loaded = self.moe.load_clamped(
+                self.gate_up, self.gate_up_bias, self.down, down_bias, self.alpha, self.limit
+            )
+
     def expert(self, i: int, x: Tensor) -> Tensor:
         """Return the output of expert ``i`` for x [tokens, hidden], a partial sum. Rank 0 adds the last bias."""
         gate, up = F.linear(x, self.gate_up[i], self.gate_up_bias[i]).unflatten(-1, (-1, 2)).unbind(-1)
@@ -115,6 +127,9 @@ class Experts(nn.Module):
         recorded in a graph must not do that: then each expert computes all tokens, and its weight is 0 where it was not
         chosen.
         """
+        if self.loaded is not None:
+            out: Tensor = self.moe.forward(self.loaded, x, ids.int(), scale, torch.empty_like(x))
+            return out
         out = torch.zeros_like(x)
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
             return self.forward_all(x, ids, scale, out)

@@ -14,7 +14,10 @@ __all__ = ["MoeBackend"]
 
 
 class MoeBackend(Protocol):
-    """The computation of the experts to which tokens were routed."""
+    """The computation of the experts to which tokens were routed.
+
+    A backend with the method ``load_clamped`` also computes the experts of gpt-oss: see `TritonMoe`.
+    """
 
     def load(self, gate_up: Tensor, down: Tensor, experts: range, activation: str) -> Any:
         """Prepare the experts' weights; returns an object that the layer passes to `forward` as ``weights``.

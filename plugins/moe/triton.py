@@ -19,7 +19,7 @@ from minisgl.plugins.moe import MoeBackend
 from minisgl.utils.launch import one_launch
 
 if TYPE_CHECKING:
-    from minisgl.plugins.kernels.ops.triton.moe import Tiles
+    from minisgl.plugins.kernels.ops.triton.moe import Extras, Tiles
 
 H200 = (
     # (most pairs per expert on average, tile of the first product, tile of the second product). A tile is (m, n, k,
@@ -54,6 +54,7 @@ class Experts(NamedTuple):
     down: torch.Tensor
     first: int
     act: str
+    extras: Extras
 
 
 class TritonMoe:
@@ -82,7 +83,23 @@ class TritonMoe:
             raise ConfigError(f"moe=triton has no activation {activation!r}: use {', '.join(ACTS)}.")
         if gate_up.stride(2) != 1 or down.stride(2) != 1:
             gate_up, down = gate_up.contiguous(), down.contiguous()
-        return Experts(gate_up, down, experts.start, ACTS[activation])
+        return Experts(gate_up, down, experts.start, ACTS[activation], self.kernels.Extras())
+
+    def load_clamped(
+        self,
+        gate_up: torch.Tensor,
+        gate_up_bias: torch.Tensor,
+        down: torch.Tensor,
+        down_bias: torch.Tensor | None,
+        alpha: float,
+        limit: float,
+    ) -> Experts:
+        """Prepare experts with biases and clamped gates: see `minisgl.plugins.models.gpt_oss.Experts`.
+
+        gate_up [experts, 2·inner, hidden] and gate_up_bias [experts, 2·inner] have the rows of the gates first.
+        """
+        extras = self.kernels.Extras(gate_up_bias, down_bias, alpha, limit)
+        return Experts(gate_up, down.contiguous(), 0, "clamped", extras)
 
     def tiles(self, pairs: int, experts: int, dtype: torch.dtype, tma: bool = False) -> tuple[Tiles, Tiles]:
         """Return the tiles of both products, for ``pairs`` pairs over ``experts`` experts.
@@ -102,14 +119,14 @@ class TritonMoe:
         """Sort, multiply twice and sum: see `MoeBackend.forward`."""
         from minisgl.plugins.kernels.ops.triton.align import align
 
-        gate_up, down, first, act = weights
+        gate_up, down, first, act, extras = weights
         experts, top_k = len(down), ids.shape[1]
         tma = self.tma_kernels.serves(x, gate_up, down)
         products = self.tma_kernels if tma else self.kernels
         up_tiles, down_tiles = self.tiles(ids.numel(), experts, x.dtype, tma)
         pairs, owner = align(ids, first, experts, up_tiles.m)
-        inner = products.up(x, gate_up, pairs, owner, top_k, act, up_tiles)
-        parts = products.down(inner, down, scale, pairs, owner, down_tiles)
+        inner = products.up(x, gate_up, pairs, owner, top_k, act, up_tiles, extras)
+        parts = products.down(inner, down, scale, pairs, owner, down_tiles, extras)
         return self.kernels.sum_pairs(parts, ids, first, experts, out)
 
     def serves_routed(self, weights: Experts, x: torch.Tensor) -> bool:
@@ -127,7 +144,7 @@ class TritonMoe:
         renormalize: bool,
     ) -> torch.Tensor:
         """Compute a few rows in two launches, without sorting: see `RoutedDecode.forward_routed`."""
-        gate_up, down, _, act = weights
+        gate_up, down, _, act, _ = weights
         return self.decode_kernels.experts(x, norm_weight, eps, logits, gate_up, down, top_k, renormalize, act)
 
 

@@ -6,7 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from minisgl.attention import AttentionBackend
 from minisgl.config import ConfigError
+from minisgl.distributed import Communicator
+from minisgl.layers import Context
+from minisgl.plugins.models.gpt_oss import Experts as GptOssExperts
 from minisgl.plugins.moe.torch import TorchMoe
 from minisgl.plugins.moe.triton import TritonMoe
 
@@ -84,6 +88,39 @@ def test_kernels_that_load_by_tma(
     dtype = torch.bfloat16 if compiled else torch.float16
     check(tokens, top_k, experts, hidden, inner, dtype, generator, here=here)
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize(("tma", "hidden", "inner"), [(False, 48, 40), (True, 72, 40), (True, 64, 64)])
+def test_experts_with_biases_and_clamped_gates(
+    tma: bool, hidden: int, inner: int, generator: torch.Generator, device: torch.device, compiled: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The experts of gpt-oss, as the model's own code computes them in float64."""
+    from minisgl.plugins.kernels.ops.triton import moe_tma
+
+    if compiled and torch.cuda.get_device_properties(device).major != 9:
+        pytest.skip("needs a Hopper GPU")
+    if not compiled or not tma:
+        monkeypatch.setattr(moe_tma, "serves", lambda *tensors: tma)
+    dtype = torch.bfloat16 if compiled else torch.float16
+    made = []
+    for backend, where, kind in ((TritonMoe(device), device, dtype), (TorchMoe(), torch.device("cpu"), torch.float64)):
+        ctx = Context(Communicator(), AttentionBackend(), where, kind, lambda _, backend=backend: backend)
+        made.append(GptOssExperts(hidden, inner, 5, 1.702, 1.5, ctx))
+    for weight, wide in zip(made[0].parameters(), made[1].parameters(), strict=True):
+        weight.data = torch.randn(weight.shape, generator=generator, device=device).to(dtype) * 0.3
+        wide.data = weight.data.cpu().double()
+    x = torch.randn(11, hidden, generator=generator, device=device).to(dtype)
+    ids = torch.rand(11, 5, generator=generator, device=device).topk(3).indices
+    scale = torch.rand(11, 3, generator=generator, device=device) + 0.1
+    with torch.inference_mode():
+        for experts in made:
+            experts.after_load()
+        assert made[0].loaded is not None
+        assert made[1].loaded is None
+        out = made[0](x, ids, scale)
+        reference = made[1](x.cpu().double(), ids.cpu(), scale.cpu().double())
+    assert ((out.cpu().double() - reference).norm() / reference.norm()).item() < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("programs", [1, 3])

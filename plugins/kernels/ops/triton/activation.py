@@ -30,6 +30,18 @@ def gate(x, ACT: tl.constexpr):
     return x / (1.0 + tl.exp(-2.0 * y))
 
 
+@device_function
+def gated(gates, ups, ACT: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
+    """Return act(gate)·up for float32 tensors, as `gate` does.
+
+    The ACT "clamped" is that of gpt-oss: gate·sigmoid(ALPHA·gate)·(up + 1), with both clamped to LIMIT.
+    """
+    if ACT == "clamped":
+        gates, ups = tl.minimum(gates, LIMIT), tl.minimum(tl.maximum(ups, -LIMIT), LIMIT)
+        return gates / (1.0 + tl.exp(-ALPHA * gates)) * (ups + 1.0)
+    return gate(gates, ACT) * ups
+
+
 @triton.jit
 def act_and_mul_kernel(
     x, out, factors, stride_x, stride_factors,

@@ -15,8 +15,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minisgl.plugins.kernels.ops.triton.activation import gate
+from minisgl.plugins.kernels.ops.triton.activation import gated
 from minisgl.plugins.kernels.ops.triton.early import start_next, starts_early, wait_for_previous
+
+
+class Extras(NamedTuple):
+    """What experts like those of gpt-oss also have: biases of both products, and the numbers of their activation."""
+
+    up_bias: Tensor | None = None  # [experts, 2·inner]
+    down_bias: Tensor | None = None  # [experts, hidden]
+    alpha: float = 0.0  # of the activation "clamped"
+    limit: float = 0.0
 
 
 class Tiles(NamedTuple):
@@ -31,13 +40,14 @@ class Tiles(NamedTuple):
 
 @triton.jit
 def up_kernel(
-    x, gate_up, inner_out, pairs, owner, n_pairs, stride_x, stride_expert, stride_row,
+    x, gate_up, inner_out, pairs, owner, bias, n_pairs, stride_x, stride_expert, stride_row,
     TOP_K: tl.constexpr, HIDDEN: tl.constexpr, INNER: tl.constexpr, ACT: tl.constexpr,
+    ALPHA: tl.constexpr, LIMIT: tl.constexpr, BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """Compute inner_out[pair] = act(x[token] · gateᵀ) · (x[token] · upᵀ): two products over the same rows.
 
-    One program: one block of pairs, BLOCK_N columns.
+    With BIAS, ``bias`` [experts, 2 · INNER] is added. One program: one block of pairs, BLOCK_N columns.
     """
     block, column = tl.program_id(1), tl.program_id(0) * BLOCK_N
     if EARLY:
@@ -64,18 +74,24 @@ def up_kernel(
                 ups = tl.load(gate_at + start + INNER * stride_row, mask=inside[:, None], other=0.0)
             gate_sum = tl.dot(rows, gates, gate_sum, input_precision="ieee")
             up_sum = tl.dot(rows, ups, up_sum, input_precision="ieee")
+        if BIAS:
+            gate_sum += tl.load(bias + expert * 2 * INNER + row)[None, :]
+            up_sum += tl.load(bias + expert * 2 * INNER + INNER + row)[None, :]
         out_at = inner_out + pair.to(tl.int64)[:, None] * INNER + n[None, :]
-        merged = (gate(gate_sum, ACT) * up_sum).to(inner_out.dtype.element_ty)
+        merged = gated(gate_sum, up_sum, ACT, ALPHA, LIMIT).to(inner_out.dtype.element_ty)
         tl.store(out_at, merged, mask=real[:, None] & (n[None, :] < INNER))
 
 
 @triton.jit
 def down_kernel(
-    inner, down, scale, out, pairs, owner, n_pairs, stride_expert, stride_row,
-    HIDDEN: tl.constexpr, INNER: tl.constexpr,
+    inner, down, scale, out, pairs, owner, bias, n_pairs, stride_expert, stride_row,
+    HIDDEN: tl.constexpr, INNER: tl.constexpr, BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
-    """Compute out[pair] = scale[pair] · (inner[pair] · downᵀ). One program: one block of pairs, BLOCK_N columns."""
+    """Compute out[pair] = scale[pair] · (inner[pair] · downᵀ). One program: one block of pairs, BLOCK_N columns.
+
+    With BIAS, ``bias`` [experts, HIDDEN] is added to the product.
+    """
     block, column = tl.program_id(1), tl.program_id(0) * BLOCK_N
     if EARLY:
         start_next()
@@ -98,6 +114,8 @@ def down_kernel(
                 rows = tl.load(inner_at + start, mask=real[:, None] & inside[None, :], other=0.0)
                 downs = tl.load(down_at + start, mask=inside[:, None], other=0.0)
             acc = tl.dot(rows, downs, acc, input_precision="ieee")
+        if BIAS:
+            acc += tl.load(bias + expert * HIDDEN + row)[None, :]
         weighted = acc * tl.load(scale + pair, mask=real, other=0.0)[:, None]
         out_at = out + pair.to(tl.int64)[:, None] * HIDDEN + n[None, :]
         tl.store(out_at, weighted.to(out.dtype.element_ty), mask=real[:, None] & (n[None, :] < HIDDEN))
@@ -126,24 +144,30 @@ def sum_kernel(
     tl.store(out + token * stride_out + i, total.to(out.dtype.element_ty), mask=i < HIDDEN)
 
 
-def up(x: Tensor, gate_up: Tensor, pairs: Tensor, owner: Tensor, top_k: int, act: str, tiles: Tiles) -> Tensor:
+def up(
+    x: Tensor, gate_up: Tensor, pairs: Tensor, owner: Tensor, top_k: int, act: str, tiles: Tiles,
+    extras: Extras,
+) -> Tensor:  # fmt: skip
     """Launch the first product: x [tokens, hidden], gate_up [experts, 2·inner, hidden] → [tokens · top_k, inner].
 
     Rows of pairs that chose an expert of another rank are left uninitialised. ``act`` is one of the names in
-    `minisgl.plugins.kernels.ops.triton.activation.gate`.
+    `minisgl.plugins.kernels.ops.triton.activation.gated`.
     """
     hidden, inner, n = x.shape[1], gate_up.shape[1] // 2, x.shape[0] * top_k
     out = torch.empty((n, inner), dtype=x.dtype, device=x.device)
     up_kernel[(triton.cdiv(inner, tiles.n), len(owner))](
-        x, gate_up, out, pairs, owner, n, x.stride(0), *gate_up.stride()[:2],
-        TOP_K=top_k, HIDDEN=hidden, INNER=inner, ACT=act, BLOCK_M=tiles.m, BLOCK_N=tiles.n, BLOCK_K=tiles.k,
+        x, gate_up, out, pairs, owner, extras.up_bias, n, x.stride(0), *gate_up.stride()[:2],
+        TOP_K=top_k, HIDDEN=hidden, INNER=inner, ACT=act, ALPHA=extras.alpha, LIMIT=extras.limit,
+        BIAS=extras.up_bias is not None, BLOCK_M=tiles.m, BLOCK_N=tiles.n, BLOCK_K=tiles.k,
         num_warps=tiles.warps, num_stages=tiles.stages,
         **starts_early(x),
     )  # fmt: skip
     return out
 
 
-def down(inner: Tensor, weight: Tensor, scale: Tensor, pairs: Tensor, owner: Tensor, tiles: Tiles) -> Tensor:
+def down(
+    inner: Tensor, weight: Tensor, scale: Tensor, pairs: Tensor, owner: Tensor, tiles: Tiles, extras: Extras
+) -> Tensor:
     """Launch the second product: inner [pairs, inner], weight [experts, hidden, inner] → [pairs, hidden].
 
     Each row is multiplied by its pair's router weight, scale [tokens, top_k] float32.
@@ -151,9 +175,9 @@ def down(inner: Tensor, weight: Tensor, scale: Tensor, pairs: Tensor, owner: Ten
     n, hidden = inner.shape[0], weight.shape[1]
     out = torch.empty((n, hidden), dtype=inner.dtype, device=inner.device)
     down_kernel[(triton.cdiv(hidden, tiles.n), len(owner))](
-        inner, weight, scale, out, pairs, owner, n, *weight.stride()[:2],
-        HIDDEN=hidden, INNER=inner.shape[1], BLOCK_M=tiles.m, BLOCK_N=tiles.n, BLOCK_K=tiles.k,
-        num_warps=tiles.warps, num_stages=tiles.stages,
+        inner, weight, scale, out, pairs, owner, extras.down_bias, n, *weight.stride()[:2],
+        HIDDEN=hidden, INNER=inner.shape[1], BIAS=extras.down_bias is not None,
+        BLOCK_M=tiles.m, BLOCK_N=tiles.n, BLOCK_K=tiles.k, num_warps=tiles.warps, num_stages=tiles.stages,
         **starts_early(inner),
     )  # fmt: skip
     return out

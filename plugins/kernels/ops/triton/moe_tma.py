@@ -16,10 +16,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from minisgl.plugins.kernels.ops.triton.activation import gate
+from minisgl.plugins.kernels.ops.triton.activation import gated
 from minisgl.plugins.kernels.ops.triton.device import device_function, is_hopper, multiprocessors
 from minisgl.plugins.kernels.ops.triton.early import start_next, starts_early, wait_for_previous
-from minisgl.plugins.kernels.ops.triton.moe import Tiles
+from minisgl.plugins.kernels.ops.triton.moe import Extras, Tiles
 
 MIN_PERSISTENT_M = 128
 """Tiles of at least this many pairs have persistent programs in the second product: faster on an H200."""
@@ -27,8 +27,9 @@ MIN_PERSISTENT_M = 128
 
 @triton.jit(do_not_specialize=["n_pairs"])
 def up_kernel(
-    x, gate_up, inner_out, pairs, owner, n_pairs, stride_x,
+    x, gate_up, inner_out, pairs, owner, bias, n_pairs, stride_x,
     TOP_K: tl.constexpr, HIDDEN: tl.constexpr, INNER: tl.constexpr, ACT: tl.constexpr,
+    ALPHA: tl.constexpr, LIMIT: tl.constexpr, BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """Compute inner_out[i] = act(x[token] · gateᵀ) · (x[token] · upᵀ) for the sorted pair i, which belongs to token.
@@ -56,15 +57,19 @@ def up_kernel(
             weights = gate_up.load([expert * 2, column, start]).reshape(2 * BLOCK_N, BLOCK_K)
             total = tl.dot(rows, weights.T, total, input_precision="ieee")
         gates, ups = total.reshape(BLOCK_M, 2, BLOCK_N).permute(0, 2, 1).split()
-        merged = (gate(gates, ACT) * ups).to(inner_out.dtype.element_ty)
+        if BIAS:
+            at = bias + expert * 2 * INNER + n
+            gates += tl.load(at, mask=n < INNER, other=0.0)[None, :]
+            ups += tl.load(at + INNER, mask=n < INNER, other=0.0)[None, :]
+        merged = gated(gates, ups, ACT, ALPHA, LIMIT).to(inner_out.dtype.element_ty)
         out_at = inner_out + i.to(tl.int64)[:, None] * INNER + n[None, :]
         tl.store(out_at, merged, mask=real[:, None] & (n[None, :] < INNER))
 
 
 @triton.jit(do_not_specialize=["n_pairs", "blocks"])
 def down_kernel(
-    inner, down, scale, out, pairs, owner, n_pairs, blocks,
-    HIDDEN: tl.constexpr, INNER: tl.constexpr, PERSISTENT: tl.constexpr,
+    inner, down, scale, out, pairs, owner, bias, n_pairs, blocks,
+    HIDDEN: tl.constexpr, INNER: tl.constexpr, PERSISTENT: tl.constexpr, BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """Compute out[pair] = scale[pair] · (inner[i] · downᵀ) for the sorted pair i.
@@ -93,6 +98,8 @@ def down_kernel(
         pair = tl.load(pairs + block * BLOCK_M + tl.arange(0, BLOCK_M))
         real = pair < n_pairs
         n = column + tl.arange(0, BLOCK_N)
+        if BIAS:
+            total += tl.load(bias + expert * HIDDEN + n, mask=n < HIDDEN, other=0.0)[None, :]
         weighted = total * tl.load(scale + pair, mask=real, other=0.0)[:, None]
         out_at = out + pair.to(tl.int64)[:, None] * HIDDEN + n[None, :]
         tl.store(out_at, weighted.to(out.dtype.element_ty), mask=real[:, None] & (n[None, :] < HIDDEN))
@@ -123,7 +130,10 @@ def serves(x: Tensor, gate_up: Tensor, down: Tensor) -> bool:
     )
 
 
-def up(x: Tensor, gate_up: Tensor, pairs: Tensor, owner: Tensor, top_k: int, act: str, tiles: Tiles) -> Tensor:
+def up(
+    x: Tensor, gate_up: Tensor, pairs: Tensor, owner: Tensor, top_k: int, act: str, tiles: Tiles,
+    extras: Extras,
+) -> Tensor:  # fmt: skip
     """Launch the first product: x [tokens, hidden], gate_up [experts, 2·inner, hidden] → [len(pairs), inner].
 
     Row i of the result belongs to ``pairs[i]``. Rows of no pair, or of another rank's expert, are uninitialised.
@@ -132,14 +142,17 @@ def up(x: Tensor, gate_up: Tensor, pairs: Tensor, owner: Tensor, top_k: int, act
     out = torch.empty((len(pairs), inner), dtype=x.dtype, device=x.device)
     up_kernel[(triton.cdiv(inner, tiles.n), len(owner))](
         x, TensorDescriptor.from_tensor(gate_up.view(-1, inner, hidden), [2, tiles.n, tiles.k]), out, pairs, owner,
-        x.shape[0] * top_k, x.stride(0), TOP_K=top_k, HIDDEN=hidden, INNER=inner, ACT=act,
+        extras.up_bias, x.shape[0] * top_k, x.stride(0), TOP_K=top_k, HIDDEN=hidden, INNER=inner, ACT=act,
+        ALPHA=extras.alpha, LIMIT=extras.limit, BIAS=extras.up_bias is not None,
         BLOCK_M=tiles.m, BLOCK_N=tiles.n, BLOCK_K=tiles.k, num_warps=tiles.warps, num_stages=tiles.stages,
         **starts_early(x),
     )  # fmt: skip
     return out
 
 
-def down(inner: Tensor, weight: Tensor, scale: Tensor, pairs: Tensor, owner: Tensor, tiles: Tiles) -> Tensor:
+def down(
+    inner: Tensor, weight: Tensor, scale: Tensor, pairs: Tensor, owner: Tensor, tiles: Tiles, extras: Extras
+) -> Tensor:
     """Launch the second product: inner [len(pairs), inner], weight [experts, hidden, inner] → [tokens · top_k, hidden].
 
     Each row is multiplied by its pair's router weight, scale [tokens, top_k] float32. The result is in the order of the
@@ -153,7 +166,8 @@ def down(inner: Tensor, weight: Tensor, scale: Tensor, pairs: Tensor, owner: Ten
     down_kernel[(programs,)](
         TensorDescriptor.from_tensor(inner, [tiles.m, tiles.k]),
         TensorDescriptor.from_tensor(weight, [1, tiles.n, tiles.k]),
-        scale, out, pairs, owner, n, blocks, HIDDEN=hidden, INNER=inner.shape[1], PERSISTENT=persistent,
+        scale, out, pairs, owner, extras.down_bias, n, blocks, HIDDEN=hidden, INNER=inner.shape[1],
+        PERSISTENT=persistent, BIAS=extras.down_bias is not None,
         BLOCK_M=tiles.m, BLOCK_N=tiles.n, BLOCK_K=tiles.k, num_warps=tiles.warps, num_stages=tiles.stages,
         **starts_early(inner),
     )  # fmt: skip
