@@ -7,9 +7,11 @@ calls the instance's method `build` and never reads its fields.
 
 from __future__ import annotations
 
+import importlib
 import math
-import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -56,9 +58,15 @@ DEVICES = ("auto", "cpu", "cuda")
 GENERATION_CONFIG = ("auto", "none")
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 LOG_FORMATS = ("text", "json")
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,]+")
-_HOST_NAME = re.compile(r"[A-Za-z0-9._-]+")
-_ADDRESS = re.compile(r"tcp://[^\s/;]+:(?P<port>\*|[0-9]{1,5})|ipc:///[^\s]+")
+SECTIONS = MappingProxyType(
+    {
+        "server": ("http", "HttpConfig"),
+        "kv_events": ("observer.kv_events_options", "KVEventsConfig"),
+        "multi_node": ("ranks.torchrun_options", "MultiNodeConfig"),
+    }
+)
+"""Option of `Config` that has further ones → the module in ``plugins`` and the dataclass that declares and checks them.
+"""
 
 
 class ConfigError(ValueError):
@@ -69,9 +77,23 @@ class ConfigError(ValueError):
     """
 
 
+def checker(options: object, prefix: str = "") -> Callable[[bool, str, str], None]:
+    """Return a function ``need(ok, key, what)``, which raises `ConfigError` unless ``ok``.
+
+    ``key`` is a field of ``options``, a dataclass whose keys begin with ``prefix``, and must be ``what``.
+    """
+
+    def need(ok: bool, key: str, what: str) -> None:
+        if not ok:
+            value = getattr(options, key)
+            raise ConfigError(f"{prefix}{key}={'null' if value is None else value}: {prefix}{key} must be {what}.")
+
+    return need
+
+
 @dataclass
 class ServerConfig:
-    """Options of the HTTP server and its processes."""
+    """Options of the HTTP server and its processes. Those of its extensions are in ``plugins/http/__init__.py``."""
 
     host: str = "127.0.0.1"
     """The address to listen on. ``0.0.0.0`` listens on all addresses of the machine."""
@@ -81,94 +103,43 @@ class ServerConfig:
     """Number of tokenizer processes. With 0, the detokenizer process also tokenizes."""
     api_key: str | None = None
     """If set, every request must send the header ``Authorization: Bearer <api_key>``."""
-    admin_key: str | None = None
-    """If set, a request with the header ``Authorization: Bearer <admin_key>`` may empty the prefix cache
-    (``/flush_cache``) and abort requests (``/abort_request``). Default: no request may."""
     served_model_name: str | None = None
     """The name of the model in the API. Default: the value of the option ``model``."""
     max_queued: int = 4096
     """Maximum number of open requests (waiting and running). A request above this limit gets HTTP status 503, or takes
     the place of those of a client that has more than its share."""
-    max_choices: int | None = None
-    """Maximum number of choices of one HTTP request: ``n`` for each prompt. More get HTTP status 400. Default: a
-    quarter of ``max_queued``, but not less than 128."""
     max_body: int | None = None
     """Maximum size of a request's body in bytes. A larger one gets HTTP status 413. Default: 64 bytes for each token
     that the server allows for a request, and at least 1 MiB."""
-    max_connections: int = 8192
-    """Maximum number of open connections; the limit of file descriptors may allow fewer. A new connection above it
-    takes the place of one that waits for a request, or gets HTTP status 503."""
-    io_timeout: float = 30.0
-    """Seconds that a client may take to send a request's headers or the next 64 KiB of its body, or to read the next
-    part of a response. Then the server closes the connection."""
     drain_timeout: float = 30.0
     """Seconds that open requests may take to finish after SIGTERM, before the server stops."""
-    watchdog: float = 300.0
-    """Seconds after which a process that is still busy with the same step or message counts as dead. The server then
-    stops. 0 turns the watchdog off."""
-    request_timeout: float | None = None
-    """Seconds that a request may take from its arrival to the end of its response. Then it is aborted, and its response
-    is an error with HTTP status 504, or ends with one. Default: no limit."""
-    root_path: str = ""
-    """The prefix under which a proxy publishes the server, such as ``/llm``. The proxy may remove the prefix or leave
-    it in the paths of requests."""
-    cors_origins: list[str] = field(default_factory=list)
-    """The origins, such as ``https://chat.example.com``, whose web pages may call the server from a browser. ``*``
-    allows all. Pages of the server's own host may always. Default: no others."""
-    allowed_hosts: list[str] = field(default_factory=list)
-    """The names, such as ``llm.example.com``, that the header ``Host`` may have if the server listens at a loopback
-    address and has no ``api_key``: those of proxies. Addresses and names without a dot are always allowed, ``*`` allows
-    all. This keeps out web sites whose name resolves to the server's address. Default: no others."""
-    tls_cert: str | None = None
-    """A file in PEM format with the server's certificate and those of its authorities. The server then speaks HTTPS
-    only."""
-    tls_key: str | None = None
-    """A file in PEM format with the certificate's private key, not encrypted. Default: ``tls_cert`` has the key too."""
-    otlp_endpoint: str | None = None
-    """The address of an OpenTelemetry collector, such as ``http://localhost:4318``, that gets a span of each generation
-    (OTLP over HTTP). It needs ``minisgl[otel]``. Default: no traces."""
-    responses_store: str = "none"
-    """Where ``/v1/responses`` stores responses: ``none``, or ``memory``, which keeps the last ones, at most 64 MiB.
-    Each client with the API key can read a stored response whose id it knows."""
     extensions: list[str] | None = None
     """The extensions of the API server that are loaded, by name. An option of the server that belongs to another one is
     refused. Default: all that the folder ``plugins/http`` has."""
 
-
-@dataclass
-class KVEventsConfig:
-    """Options of KV events: messages over ZeroMQ that say which KV pages the prefix cache stores and removes."""
-
-    endpoint: str | None = None
-    """The address to publish at, such as ``tcp://127.0.0.1:5557``, or ``tcp://*:5557`` for all addresses of the
-    machine. The port ``*`` is any free port, which is logged. The messages contain token ids of prompts and answers.
-    Default: nothing is published."""
-    replay_endpoint: str | None = None
-    """The address at which a subscriber can ask for messages that it missed. Default: they can't be had."""
-    buffer_steps: int = 10_000
-    """Number of past messages that ``kv_events.replay_endpoint`` keeps. It keeps fewer if they exceed 256 MiB."""
-    hwm: int = 100_000
-    """Number of messages that wait for a slow subscriber, before further ones are dropped for it. 0: no limit."""
-    topic: str = ""
-    """The topic of the messages, their first frame. A subscriber may subscribe to the topics with a given beginning."""
-    hash_seed: int = 0
-    """Seed of the block hashes. Servers with the same seed and page size publish the same hash for the same tokens."""
+    def check(self) -> None:
+        """Raise `ConfigError` if a value is out of range."""
+        need = checker(self, "server.")
+        need(bool(self.host), "host", "a host name or an address")
+        need(0 <= self.port <= 65535, "port", "between 0 (any free port) and 65535")
+        need(self.tokenizers >= 0, "tokenizers", "at least 0")
+        need(self.api_key != "", "api_key", "a key, or null for none")
+        need(self.served_model_name != "", "served_model_name", "a name, or null for the model's")
+        need(self.max_queued >= 1, "max_queued", "at least 1")
+        need(self.max_body is None or self.max_body >= 1, "max_body", "at least 1, or null for the default")
+        seconds_ok = math.isfinite(self.drain_timeout) and self.drain_timeout >= 0.0
+        need(seconds_ok, "drain_timeout", "a number of seconds, at least 0")
 
 
-@dataclass
-class MultiNodeConfig:
-    """Options of ranks that torchrun starts, on one node or several. All of them run with the same command line."""
-
-    secret_file: str | None = None
-    """A file with a secret of at least 16 bytes that all ranks have. Only its owner may have access to it. With several
-    ranks it is needed."""
-    interface: str | None = None
-    """The network interface that connects the ranks, such as ``eth0``: rank 0 listens at its address, and gloo and NCCL
-    use it. Or an address of rank 0's machine to listen at. With several ranks it is needed."""
-    listen_port: int = 0
-    """The TCP port at which rank 0 listens for the other ranks. With 0, it is any free port."""
-    connect_timeout: float = 300.0
-    """Seconds that the other ranks may take to connect to rank 0."""
+def section(name: str, plain: Callable[[], object] = lambda: None) -> object:
+    """Return the default options of a section of `SECTIONS`, or those that ``plain`` makes if its plugin is missing."""
+    module, dataclass_name = SECTIONS[name]
+    try:
+        found = importlib.import_module(f"minisgl.plugins.{module}")
+    except ModuleNotFoundError:
+        return plain()
+    made: object = getattr(found, dataclass_name)()
+    return made
 
 
 @dataclass
@@ -239,9 +210,9 @@ class Config:
     plugins: list[str] = field(default_factory=list)
     """Python files or module names of additional plugins to load."""
 
-    server: ServerConfig = field(default_factory=ServerConfig)
-    kv_events: KVEventsConfig = field(default_factory=KVEventsConfig)
-    multi_node: MultiNodeConfig = field(default_factory=MultiNodeConfig)
+    server: Any = field(default_factory=partial(section, "server", ServerConfig))
+    kv_events: Any = field(default_factory=partial(section, "kv_events"))
+    multi_node: Any = field(default_factory=partial(section, "multi_node"))
 
     attention: Any = None
     cache: Any = None
@@ -270,12 +241,7 @@ class Config:
         Limits of the model and of the machine are not known here. The code that loads the model checks them.
         """
 
-        def need(ok: bool, key: str, what: str) -> None:
-            if not ok:
-                value: Any = self
-                for part in key.split("."):
-                    value = getattr(value, part)
-                raise ConfigError(f"{key}={'null' if value is None else value}: {key} must be {what}.")
+        need = checker(self)
 
         def one_of(key: str, value: str, choices: tuple[str, ...]) -> None:
             need(value in choices, key, "one of " + ", ".join(choices))
@@ -300,49 +266,8 @@ class Config:
             need(getattr(self, key) is None or getattr(self, key) >= 1, key, "at least 1, or null for the default")
         need(-(2**63) <= self.seed < 2**63, "seed", "a 64-bit integer")
         need(0.0 < self.memory_ratio <= 1.0, "memory_ratio", "above 0 and at most 1")
-        need(bool(self.server.host), "server.host", "a host name or an address")
-        need(0 <= self.server.port <= 65535, "server.port", "between 0 (any free port) and 65535")
-        need(self.server.tokenizers >= 0, "server.tokenizers", "at least 0")
-        need(self.server.api_key != "", "server.api_key", "a key, or null for none")
-        need(self.server.admin_key != "", "server.admin_key", "a key, or null for none")
-        need(self.server.served_model_name != "", "server.served_model_name", "a name, or null for the model's")
-        for key in ("max_queued", "max_connections"):
-            need(getattr(self.server, key) >= 1, f"server.{key}", "at least 1")
-        max_choices = self.server.max_choices
-        need(self.server.responses_store in ("none", "memory"), "server.responses_store", "none or memory")
-        choices_ok = max_choices is None or 1 <= max_choices <= self.server.max_queued
-        need(choices_ok, "server.max_choices", "from 1 to server.max_queued, or null for the default")
-        max_body = self.server.max_body
-        need(max_body is None or max_body >= 1, "server.max_body", "at least 1, or null for the default")
-        for key in ("drain_timeout", "watchdog"):
-            seconds = getattr(self.server, key)
-            need(math.isfinite(seconds) and seconds >= 0.0, f"server.{key}", "a number of seconds, at least 0")
-        seconds = self.server.io_timeout
-        need(math.isfinite(seconds) and seconds > 0.0, "server.io_timeout", "a number of seconds above 0")
-        timeout = self.server.request_timeout
-        seconds_ok = timeout is None or (math.isfinite(timeout) and timeout > 0.0)
-        need(seconds_ok, "server.request_timeout", "a number of seconds above 0, or null for no limit")
-        root = self.server.root_path
-        root_ok = root == "" or re.fullmatch(r"(/[A-Za-z0-9._~-]+)+", root) is not None
-        need(root_ok, "server.root_path", "a path such as /llm, without a slash at its end, or empty")
-        origins_ok = all(origin == "*" or _ORIGIN.fullmatch(origin) for origin in self.server.cors_origins)
-        need(origins_ok, "server.cors_origins", "a list of origins such as https://example.com:8443 (no path), or [*]")
-        hosts_ok = all(host == "*" or _HOST_NAME.fullmatch(host) for host in self.server.allowed_hosts)
-        need(hosts_ok, "server.allowed_hosts", "a list of names such as llm.example.com (no port), or [*]")
-        need(self.server.tls_cert != "", "server.tls_cert", "a file, or null for no TLS")
-        need(self.server.tls_key is None or self.server.tls_cert is not None, "server.tls_key", "used with tls_cert")
-        endpoint = self.server.otlp_endpoint
-        endpoint_ok = endpoint is None or re.fullmatch(r"https?://[^\s/?#]+[^\s?#]*", endpoint) is not None
-        need(endpoint_ok, "server.otlp_endpoint", "a URL such as http://localhost:4318, or null for no traces")
-        for key in ("endpoint", "replay_endpoint"):
-            address = getattr(self.kv_events, key)
-            match = _ADDRESS.fullmatch("tcp://*:0" if address is None else address)
-            address_ok = match is not None and (match["port"] in (None, "*") or int(match["port"]) <= 65535)
-            need(address_ok, f"kv_events.{key}", "an address such as tcp://127.0.0.1:5557 or ipc:///run/kv, or null")
-        replay_ok = self.kv_events.replay_endpoint is None or self.kv_events.endpoint is not None
-        need(replay_ok, "kv_events.replay_endpoint", "used with kv_events.endpoint")
-        need(self.kv_events.buffer_steps >= 1, "kv_events.buffer_steps", "at least 1")
-        need(0 <= self.kv_events.hwm < 2**31, "kv_events.hwm", "at least 0, and below 2^31")
-        need(-(2**63) <= self.kv_events.hash_seed < 2**63, "kv_events.hash_seed", "a 64-bit integer")
         one_of("log_level", self.log_level, LOG_LEVELS)
         one_of("log_format", self.log_format, LOG_FORMATS)
+        for options in (self.server, self.kv_events, self.multi_node):
+            if options is not None:
+                options.check()

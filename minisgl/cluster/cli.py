@@ -37,5 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config, manager = run_cli(words, ClusterConfig, PROGRAM, USAGE)
     setup_logging(config.log_level, config.log_format, "cluster")
     with plain_errors(PROGRAM):
-        load_extensions(config, names=["tls"] if config.server.tls_cert else [])  # a wrong file is an error now
+        load_extensions(
+            config, names=["tls"] if getattr(config.server, "tls_cert", None) else []
+        )  # a wrong file is an error now
         return run_cluster(config, manager, words)

@@ -39,9 +39,12 @@ class HttpServer:
     def __init__(self, app: ASGIApp, listener: socket.socket, options: ServerConfig):
         self._listener = listener
         host, port = listener.getsockname()[:2]
-        self.url = f"{'https' if options.tls_cert else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
-        limited = Config(server=replace(options, max_connections=_connections(options.max_connections)))
-        tls = load_extensions(limited, names=["tls"]) if options.tls_cert else []
+        tls_cert = getattr(options, "tls_cert", None)  # an option of plugins/http
+        self.url = f"{'https' if tls_cert else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+        if hasattr(options, "max_connections"):
+            options = replace(options, max_connections=_connections(options.max_connections))
+        limited = Config(server=options)
+        tls = load_extensions(limited, names=["tls"]) if tls_cert else []
         uvicorn_options: dict[str, Any] = {"ws": "none"}
         for extension in (*load_some(limited, "connections"), *tls):
             uvicorn_options |= extension.uvicorn_options()

@@ -57,7 +57,7 @@ class ClusterConfig(Config):
         if not 0 <= self.status_port <= 65535:
             raise ConfigError(f"status_port={self.status_port}: status_port must be between 0 (any free) and 65535.")
         for name in ("endpoint", "replay_endpoint"):
-            if (given := getattr(self.kv_events, name)) is not None:
+            if (given := getattr(self.kv_events, name, None)) is not None:
                 raise ConfigError(f"kv_events.{name}={given}: the replicas can't share an address. Leave it out.")
 
 

@@ -52,7 +52,7 @@ from minisgl.cluster.router import address_of
 from minisgl.cluster.routing import Replica, RoutingPolicy
 from minisgl.cluster.supervisor import END_SECONDS, UNHEALTHY_SECONDS, is_healthy
 from minisgl.cluster.upstream import Upstream, UpstreamError
-from minisgl.config import ROUTER_GROUPS, ConfigError, ServerConfig
+from minisgl.config import ROUTER_GROUPS, Config, ConfigError
 from minisgl.models.resolve import resolve_model
 from minisgl.options.compose import compose, split_plugins
 from minisgl.plugin_manager.manager import PluginManager
@@ -467,7 +467,7 @@ class Ingress:
             config.server.api_key,
         )
         self._relay = HandleRelay(engine, self._reader, config)
-        self._app = observed(self._relay, ServerConfig())
+        self._app = observed(self._relay, Config().server)
         self._starting = asyncio.create_task(self._read_sizes())
 
     async def __call__(self, request: Request) -> StarletteResponse:

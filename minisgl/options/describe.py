@@ -77,11 +77,12 @@ def options_of(schema: type, prefix: str = "") -> list[Option]:
     found = []
     for f in fields(schema):
         kind = hints.get(f.name, f.type)
-        if isinstance(kind, type) and is_dataclass(kind):
-            found += options_of(kind, f"{prefix}{f.name}.")
-            continue
         required = f.default is MISSING and f.default_factory is MISSING
         default = f.default_factory() if f.default_factory is not MISSING else f.default
+        nested = type(default) if is_dataclass(default) else kind  # a section of `Config` is a plugin's dataclass
+        if isinstance(nested, type) and is_dataclass(nested):
+            found += options_of(nested, f"{prefix}{f.name}.")
+            continue
         found.append(Option(prefix + f.name, kind, default, schema, required))
     return found
 

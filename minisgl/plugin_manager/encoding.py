@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from minisgl.config import GROUPS, Config
+from minisgl.config import GROUPS, SECTIONS, Config
 from minisgl.plugin_manager.manager import PluginManager
 
 __all__ = [
@@ -66,6 +66,9 @@ def early_of(data: bytes) -> list[str]:
 def decode_config(data: bytes, manager: PluginManager) -> Config:
     """Return the config that `encode_config` encoded. ``manager`` must have loaded the same plugins."""
     _, plain, groups = msgspec.msgpack.decode(data)
+    default = Config()
+    for name in SECTIONS:
+        plain[name] = msgspec.convert(plain[name], type(getattr(default, name)))
     config = msgspec.convert(plain, Config)
     for group, part in groups.items():
         setattr(config, group, _options_of_part(part, manager, group))

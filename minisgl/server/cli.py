@@ -36,13 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGINT, _exit_at_once)
     try:
         # Imported here: each spawned worker process imports the main module again, and does not need these modules.
-        from minisgl.config import MultiNodeConfig
+        from minisgl.config import Config
         from minisgl.options.compose import plain_errors, run_cli
 
         words = sys.argv[1:] if argv is None else argv
         config, manager = run_cli(words)
         with plain_errors():
-            if "TORCHELASTIC_RUN_ID" in os.environ or config.multi_node != MultiNodeConfig():
+            if "TORCHELASTIC_RUN_ID" in os.environ or config.multi_node != Config().multi_node:
                 from minisgl.cluster.multi_node.start import start  # only if the options or torchrun ask for it
 
                 return start(config, manager, words)

@@ -32,11 +32,6 @@ if TYPE_CHECKING:
 
 FOLDER = "minisgl.plugins.http"
 """The package of the shipped extensions."""
-CORE_OPTIONS = frozenset(
-    {"host", "port", "tokenizers", "api_key", "served_model_name", "max_queued", "max_body", "drain_timeout",
-     "extensions"}
-)  # fmt: skip
-"""The options of `ServerConfig` that work without an extension."""
 
 
 class Stats(NamedTuple):
@@ -50,7 +45,7 @@ class HttpExtension:
     """An extension that does nothing. A subclass overrides the methods that it needs.
 
     An extension is built when the worker processes are starting. It may raise `ConfigError` then. ``options`` are the
-    fields of `ServerConfig` that have no effect without it.
+    options of the section ``server`` that have no effect without it.
     """
 
     options: ClassVar[tuple[str, ...]] = ()
@@ -177,9 +172,9 @@ def overridden(extensions: Sequence[HttpExtension], name: str) -> list[Any]:
 
 def check_options(server: ServerConfig, extensions: Sequence[HttpExtension]) -> None:
     """Raise `ConfigError` for an option that is set, although no extension is loaded in which it has an effect."""
-    loaded = CORE_OPTIONS.union(*(extension.options for extension in extensions))
-    default = ServerConfig()
-    for field in fields(ServerConfig):
+    loaded = {field.name for field in fields(ServerConfig)}.union(*(extension.options for extension in extensions))
+    default = type(server)()
+    for field in fields(server):
         value = getattr(server, field.name)
         if field.name not in loaded and value != getattr(default, field.name):
             raise ConfigError(

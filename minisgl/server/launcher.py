@@ -150,7 +150,7 @@ class Launcher:
         for extension in self._extensions:
             extension.begin(self._api)
         host, port = self._listener.getsockname()[:2]
-        scheme = "https" if self._config.server.tls_cert else "http"
+        scheme = "https" if self._http.config.is_ssl else "http"
         url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
         printed = _print(f"minisgl is ready: {url}")
         if not printed or self._config.log_format == "json":  # a program that reads the log may not read the line above

@@ -23,7 +23,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minisgl import hookimpl
-from minisgl.config import Config, ServerConfig
+from minisgl.config import Config
+from minisgl.plugins.http import HttpConfig
 from minisgl.sampling_params import shorten
 from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension
@@ -46,7 +47,7 @@ class Access(HttpExtension):
 
     options = ("cors_origins", "allowed_hosts")
 
-    def __init__(self, server: ServerConfig):
+    def __init__(self, server: HttpConfig):
         self._server = server
 
     def check_headers(self, headers: Headers) -> None:

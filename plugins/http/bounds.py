@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 
 from minisgl import hookimpl
-from minisgl.config import Config, ServerConfig
+from minisgl.config import Config
 from minisgl.message import Prompt
+from minisgl.plugins.http import HttpConfig
 from minisgl.sampling_params import InvalidRequestError, SamplingParams, shorten, too_long
 from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension
@@ -46,7 +47,7 @@ class Bounds(HttpExtension):
 
     options = ("max_choices",)
 
-    def __init__(self, server: ServerConfig):
+    def __init__(self, server: HttpConfig):
         most = server.max_choices
         self._max_choices = default_choices(server.max_queued) if most is None else most
 

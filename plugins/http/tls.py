@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from minisgl import hookimpl
-from minisgl.config import Config, ConfigError, ServerConfig
+from minisgl.config import Config, ConfigError
+from minisgl.plugins.http import HttpConfig
 from minisgl.server.extension import HttpExtension
 
 
@@ -21,7 +22,7 @@ class Tls(HttpExtension):
 
     options = ("tls_cert", "tls_key")
 
-    def __init__(self, server: ServerConfig):
+    def __init__(self, server: HttpConfig):
         check_tls(server)
         self._server = server
 
@@ -29,7 +30,7 @@ class Tls(HttpExtension):
         return {"ssl_certfile": self._server.tls_cert, "ssl_keyfile": self._server.tls_key}
 
 
-def check_tls(server: ServerConfig) -> None:
+def check_tls(server: HttpConfig) -> None:
     """Raise `ConfigError` if the files of ``server.tls_cert`` and ``server.tls_key`` can't be used."""
     if server.tls_cert is None:
         return

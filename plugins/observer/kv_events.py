@@ -35,9 +35,10 @@ from minisgl.cluster.kv_events import (
     encode,
     root_hash,
 )
-from minisgl.config import Config, ConfigError, KVEventsConfig
+from minisgl.config import Config, ConfigError
 from minisgl.core import I32, EngineSpec, Req
 from minisgl.hooks import hookimpl
+from minisgl.plugins.observer.kv_events_options import KVEventsConfig
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from minisgl.config import ConfigError, ServerConfig
+from minisgl.config import Config, ConfigError
 from minisgl.hooks import hookimpl
 from minisgl.utils.process import free_port
 
@@ -119,7 +119,7 @@ class SmgRouter:
         from minisgl.server.serve import listen
 
         listener = listen("127.0.0.1", self._cluster.status_port)
-        self._http = HttpServer(StatusApp(self._status), listener, ServerConfig())
+        self._http = HttpServer(StatusApp(self._status), listener, Config().server)
         await self._http.start()
         self.status_url = self._http.url
 

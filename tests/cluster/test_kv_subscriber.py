@@ -11,8 +11,8 @@ import pytest
 from minisgl.cluster.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from minisgl.cluster.kv_subscriber import KVSubscriber
 from minisgl.cluster.routing import Replica
-from minisgl.config import KVEventsConfig
 from minisgl.plugins.observer.kv_events import Publisher
+from minisgl.plugins.observer.kv_events_options import KVEventsConfig
 
 Run = Callable[[Awaitable[None]], None]
 Until = Callable[..., Awaitable[None]]

@@ -18,7 +18,7 @@ from minisgl.cluster.relay import PromptView
 from minisgl.cluster.routing import Replica, live_replicas
 from minisgl.cluster.status import ClusterStatus, ReplicaStatus
 from minisgl.cluster.upstream import UpstreamError
-from minisgl.config import ServerConfig
+from minisgl.plugins.http import HttpConfig
 from minisgl.server.request_record import RequestMiddleware, RequestRecord
 from minisgl.server.serve import listen
 
@@ -101,7 +101,7 @@ class Cluster:
             server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0)
             servers.append(server)
             self.proxy.connect(index, *server.sockets[0].getsockname(), 16)
-        options = ServerConfig(max_connections=100)
+        options = HttpConfig(max_connections=100)
         http = HttpServer(RequestMiddleware(self.proxy, (self.records.append,)), listen("127.0.0.1", 0), options)
         await http.start()
         try:

@@ -25,11 +25,12 @@ from minisgl.cluster.options import ClusterConfig
 from minisgl.cluster.router import Router
 from minisgl.cluster.routing import Replica
 from minisgl.cluster.status import ClusterStatus, ReplicaStatus
-from minisgl.config import GROUPS, Config, ConfigError, ServerConfig
+from minisgl.config import GROUPS, Config, ConfigError
 from minisgl.models.resolve import resolve_model
 from minisgl.plugin_manager.discovery import HOOKS
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.external.parts import PARTS
+from minisgl.plugins.http import HttpConfig
 from minisgl.plugins.quantization.e4m3.matrix import Fp8Matrix
 from minisgl.plugins.reasoning_parser import ReasoningParser
 from minisgl.plugins.tool_parser import ToolParser
@@ -366,7 +367,7 @@ def test_live() -> None:
 def test_router() -> None:
     """Clients are sent to the replicas in turn."""
     manager = load("router")
-    config = ClusterConfig(server=ServerConfig(port=0))
+    config = ClusterConfig(server=HttpConfig(port=0))
     status = ClusterStatus([ReplicaStatus(index, "ready") for index in range(2)])
     router: Router = manager.build(
         "router", manager.make("router", "redirect"), cluster=config, status=status, policy=None

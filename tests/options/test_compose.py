@@ -19,9 +19,11 @@ from hypothesis import strategies as st
 
 from minisgl.config import GROUPS, ROUTER_GROUPS, Config, ConfigError, ServerConfig
 from minisgl.options.compose import compose, run_cli, split_plugins
+from minisgl.options.describe import core_options
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.command.listing import default_choice, presets
 from minisgl.plugins.command.print_config import as_yaml
+from minisgl.plugins.http import HttpConfig
 
 PLUGIN = """
 from dataclasses import dataclass, field
@@ -89,8 +91,22 @@ def test_defaults(manager: PluginManager) -> None:
     plain = Config(**{group: getattr(config, group) for group in GROUPS})
     assert config == plain
     assert type(config) is Config
-    assert type(config.server) is ServerConfig
+    assert type(config.server) is HttpConfig
     assert type(config.cache) is manager.schema("cache", "radix")
+
+
+def test_sections_without_their_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server then has the options of the core, and a section that only a plugin reads is None."""
+    missing = dict.fromkeys(("server", "kv_events", "multi_node"), ("missing.options", "Options"))
+    monkeypatch.setattr("minisgl.config.SECTIONS", missing)
+    config = Config()
+    assert (type(config.server), config.kv_events, config.multi_node) == (ServerConfig, None, None)
+    config.check()
+    with pytest.raises(ConfigError, match=r"server\.port=-1: server\.port must be between 0"):
+        Config(server=ServerConfig(port=-1)).check()
+    keys = {option.key for option in core_options()}
+    assert "server.port" in keys
+    assert "server.tls_cert" not in keys
 
 
 def test_overrides(manager: PluginManager) -> None:

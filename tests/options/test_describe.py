@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from minisgl.chapters.site.reference import pages
-from minisgl.config import Config, ServerConfig
+from minisgl.config import Config
 from minisgl.options.describe import core_options
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.command.completion import SCRIPTS, completions
 from minisgl.plugins.command.help import doc_of, field_docs, help_of, help_text
 from minisgl.plugins.command.listing import group_options
+from minisgl.plugins.http import HttpConfig
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,7 +30,7 @@ def manager() -> PluginManager:
 def test_field_docs() -> None:
     """The help text of a field is the string literal on the line below it."""
     assert "tensor-parallel ranks" in field_docs(Config)["tp"].lower()
-    assert "free port" in field_docs(ServerConfig)["port"]
+    assert "free port" in field_docs(HttpConfig)["port"]
     assert "attention" not in field_docs(Config)
 
 

@@ -14,10 +14,11 @@ import openai
 import pytest
 import zmq
 
-from minisgl.config import Config, ServerConfig
+from minisgl.config import Config
 from minisgl.core import EngineSpec, Finished
 from minisgl.message import Abort, Accepted, Answer, Delta, Ping, Pong, Query, Replies, Submit
 from minisgl.message.queue import Addresses, Pull, Push
+from minisgl.plugins.http import HttpConfig
 from minisgl.server import parsing
 from minisgl.server.app import Api, create_app
 from minisgl.server.dispatch import Dispatcher
@@ -158,7 +159,7 @@ def run_app() -> Callable[..., None]:
         **options: Any,
     ) -> None:
         async def body() -> None:
-            config = Config(server=ServerConfig(served_model_name="m", **options))
+            config = Config(server=HttpConfig(served_model_name="m", **options))
             server = AppServer(config, [*extensions, *map(OnEnd, on_end)], silent, defaults)
             workers = asyncio.create_task(server.work())
             try:

@@ -10,7 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from minisgl.config import Config, ServerConfig
+from minisgl.config import Config
+from minisgl.plugins.http import HttpConfig
 from minisgl.plugins.http.apis.chat_template import model_template
 from minisgl.server.app import Api
 from minisgl.server.extension import HttpExtension, load_extensions
@@ -45,7 +46,7 @@ def test_compiled_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         init(self, source, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(chat.ChatTemplate, "__init__", count)
-    config = Config(model=str(model), server=ServerConfig(extensions=("compatible", "tools")))
+    config = Config(model=str(model), server=HttpConfig(extensions=("compatible", "tools")))
     extensions = load_extensions(config)
     api = make_api(config, extensions)
     for extension in extensions:

@@ -13,9 +13,10 @@ import msgspec
 import pytest
 from fastapi import APIRouter, Request, Response
 
-from minisgl.config import Config, ConfigError, ServerConfig
+from minisgl.config import Config, ConfigError
 from minisgl.core import SamplingParams
 from minisgl.message import TextPrompt
+from minisgl.plugins.http import HttpConfig
 from minisgl.server import extension
 from minisgl.server.app import Api
 from minisgl.server.errors import ApiError
@@ -86,9 +87,9 @@ def test_wrong_options(options: list[str], message: str) -> None:
 def test_options_of_a_deleted_extension_are_refused() -> None:
     """A server that can't speak HTTPS does not speak HTTP in its place."""
     loaded = load_extensions(Config(), names=[name for name in shipped() if name != "tls"])
-    check_options(ServerConfig(max_queued=7, io_timeout=1.0), loaded)
+    check_options(HttpConfig(max_queued=7, io_timeout=1.0), loaded)
     with pytest.raises(ConfigError, match=r"server\.tls_cert=x\.pem: .*not loaded"):
-        check_options(ServerConfig(tls_cert="x.pem"), loaded)
+        check_options(HttpConfig(tls_cert="x.pem"), loaded)
 
 
 # ---- an API of a plugin ------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from starlette.requests import Request
 
-from minisgl.config import ServerConfig
+from minisgl.plugins.http import HttpConfig
 from minisgl.plugins.http.apis import completion
 from minisgl.plugins.http.apis.completion import CompletionRequest
 from minisgl.plugins.http.apis.parameters import FullChatRequest
@@ -106,7 +106,7 @@ TOO_MANY_PARTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def check_work(body: msgspec.Struct, max_seq_len: int) -> None:
-    Bounds(ServerConfig()).check_body(body, max_seq_len)
+    Bounds(HttpConfig()).check_body(body, max_seq_len)
     if isinstance(body, DetokenizeBody):
         check_tokens(body, max_seq_len)
 

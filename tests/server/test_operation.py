@@ -13,7 +13,8 @@ import httpx
 import pytest
 import uvicorn
 
-from minisgl.config import Config, ConfigError, ServerConfig
+from minisgl.config import Config, ConfigError
+from minisgl.plugins.http import HttpConfig
 from minisgl.plugins.http.connections import uvicorn_options
 from minisgl.plugins.http.timeout import Timeout
 from minisgl.server.request_record import RequestMiddleware, RequestRecord, Stream, request_id
@@ -450,12 +451,12 @@ def test_head(run_app: RunApp, path: str) -> None:
 )
 def test_wrong_options(option: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"server.{option}"):
-        Config(server=ServerConfig(**{option: value})).check()
+        Config(server=HttpConfig(**{option: value})).check()
 
 
 def test_right_options() -> None:
     origins = ["*", "https://a.example:8443", "http://localhost"]
-    Config(server=ServerConfig(request_timeout=5.0, root_path="/a/b-c", cors_origins=origins)).check()
+    Config(server=HttpConfig(request_timeout=5.0, root_path="/a/b-c", cors_origins=origins)).check()
 
 
 def test_unknown_exceptions_are_no_secret(run_app: RunApp) -> None:

@@ -13,7 +13,8 @@ import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
 
-from minisgl.config import ConfigError, ServerConfig
+from minisgl.config import ConfigError
+from minisgl.plugins.http import HttpConfig
 from minisgl.plugins.http.tls import check_tls
 from minisgl.testing.serving import Server, patient_timeout
 
@@ -112,10 +113,10 @@ def test_slow_request_over_tls_is_ended(server: Server, context: ssl.SSLContext)
 def test_unusable_files(files: dict[str, str], cert: str, key: str | None, why: str) -> None:
     paths = {"nothing": "/nothing.pem", **files}
     with pytest.raises(ConfigError, match=rf"(?s)server\.tls_.*({why})"):
-        check_tls(ServerConfig(tls_cert=paths[cert], tls_key=None if key is None else paths[key]))
+        check_tls(HttpConfig(tls_cert=paths[cert], tls_key=None if key is None else paths[key]))
 
 
 def test_usable_files(files: dict[str, str]) -> None:
-    check_tls(ServerConfig())
-    check_tls(ServerConfig(tls_cert=files["cert"], tls_key=files["key"]))
-    check_tls(ServerConfig(tls_cert=files["both"]))
+    check_tls(HttpConfig())
+    check_tls(HttpConfig(tls_cert=files["cert"], tls_key=files["key"]))
+    check_tls(HttpConfig(tls_cert=files["both"]))

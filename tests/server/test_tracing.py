@@ -17,7 +17,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from minisgl.config import Config, ConfigError, ServerConfig
+from minisgl.config import Config, ConfigError
+from minisgl.plugins.http import HttpConfig
 from minisgl.plugins.http.tracing import Tracer, check_tracing
 from minisgl.testing.serving import Server, patient_timeout
 
@@ -124,7 +125,7 @@ def test_option_without_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("endpoint", ["", "localhost:4318", "http://", "http://a b", "ftp://x"])
 def test_wrong_endpoint(endpoint: str) -> None:
     with pytest.raises(ConfigError, match=r"server\.otlp_endpoint"):
-        Config(server=ServerConfig(otlp_endpoint=endpoint)).check()
+        Config(server=HttpConfig(otlp_endpoint=endpoint)).check()
 
 
 class Collector(HTTPServer):

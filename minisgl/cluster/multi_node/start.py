@@ -6,16 +6,20 @@ import os
 import signal
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from minisgl.cluster.multi_node.follower_process import run_follower
 from minisgl.cluster.multi_node.handshake import read_secret
 from minisgl.cluster.multi_node.remote_ranks import run_rank_0
 from minisgl.cluster.multi_node.torchrun import END_STATUS, PARENT_POLL_SECONDS, address_of, fit_config, read_place
-from minisgl.config import Config, MultiNodeConfig
+from minisgl.config import Config
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.server.serve import serve
 from minisgl.server.worker_pool import SIGNALS
 from minisgl.utils.process import when_parent_ends
+
+if TYPE_CHECKING:
+    from minisgl.plugins.ranks.torchrun_options import MultiNodeConfig
 
 
 def start(config: Config, manager: PluginManager, words: Sequence[str]) -> int:

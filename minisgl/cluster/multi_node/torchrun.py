@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import ipaddress
-import math
 import os
 import signal
 import socket
@@ -15,7 +14,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from minisgl.config import Config, ConfigError, MultiNodeConfig
+from minisgl.config import Config, ConfigError
 
 END_STATUS = 128 + signal.SIGTERM
 """The exit status of each rank after a clean end. With 0, torchrun would wait up to five minutes for the same status of
@@ -79,9 +78,9 @@ def fit_config(config: Config, words: Sequence[str], place: Place | None) -> Non
     ``words`` are the arguments of the command line. Raise `ConfigError` if they set another ``tp``, if an option that
     several ranks need is missing, or if an option of ``multi_node`` is set without torchrun.
     """
-    check_values(config.multi_node)
+    config.multi_node.check()
     if place is None:
-        if config.multi_node != MultiNodeConfig():
+        if config.multi_node != Config().multi_node:
             raise ConfigError("The options of multi_node are for ranks that torchrun starts: leave them out.")
         return
     if any(word.lstrip("+").startswith("tp=") for word in words) and config.tp != place.size:
@@ -96,20 +95,6 @@ def fit_config(config: Config, words: Sequence[str], place: Place | None) -> Non
             raise ConfigError(
                 f"multi_node.interface: name the network interface that connects the ranks. Here: {_interfaces()}."
             )
-
-
-def check_values(options: MultiNodeConfig) -> None:
-    """Raise `ConfigError` if a value is out of its range."""
-    seconds = options.connect_timeout
-    for key, ok, what in (
-        ("secret_file", options.secret_file != "", "a file, or null"),
-        ("interface", options.interface != "", "a network interface or an address, or null"),
-        ("listen_port", 0 <= options.listen_port <= 65535, "between 0 (any free port) and 65535"),
-        ("connect_timeout", math.isfinite(seconds) and seconds > 0.0, "a number of seconds above 0"),
-    ):
-        if not ok:
-            name = f"multi_node.{key}"
-            raise ConfigError(f"{name}={getattr(options, key)}: {name} must be {what}.")
 
 
 def address_of(interface: str) -> str:

@@ -39,7 +39,7 @@ class GroupOptions:
         speculation, graph = (type(getattr(config, group)).__name__ for group in ("speculation", "graph"))
         if speculation not in ("NoSpeculation", "NoneType"):
             raise ConfigError("cache=groups allocates no pages for drafts: use speculation=none, or cache=radix.")
-        if config.trace or config.kv_events.endpoint is not None or type(config.live).__name__ == "On":
+        if config.trace or (config.kv_events and config.kv_events.endpoint) or type(config.live).__name__ == "On":
             raise ConfigError("trace, kv_events and live=on know pages of one group: use cache=radix with them.")
         has_graph = graph not in ("NoGraph", "NoneType") and (graph, device.type) != ("Auto", "cpu")
         return GroupedAttention(first, build, config.page_size, config.max_prefill_tokens, has_graph)

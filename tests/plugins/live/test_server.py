@@ -18,7 +18,8 @@ from typing import Any
 import httpx
 import pytest
 
-from minisgl.config import Config, ConfigError, ServerConfig
+from minisgl.config import Config, ConfigError
+from minisgl.plugins.http import HttpConfig
 from minisgl.plugins.live.auto import Auto
 from minisgl.plugins.live.off import Off
 from minisgl.plugins.live.on import On
@@ -315,7 +316,7 @@ def test_requests_end_while_a_page_reads_nothing(server: Server) -> None:
 
 
 def test_options() -> None:
-    here, there = Config(server=ServerConfig(host="127.0.0.1")), Config(server=ServerConfig(host="0.0.0.0"))
+    here, there = Config(server=HttpConfig(host="127.0.0.1")), Config(server=HttpConfig(host="0.0.0.0"))
     assert Auto().is_on(here)
     assert not Auto().is_on(there)
     assert Auto().build(there) is None

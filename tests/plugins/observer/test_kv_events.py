@@ -30,11 +30,12 @@ from hypothesis import strategies as st
 
 from minisgl.cluster import kv_events as messages
 from minisgl.cluster.kv_events import BlockStored
-from minisgl.config import Config, ConfigError, KVEventsConfig
+from minisgl.config import Config, ConfigError
 from minisgl.core import EngineSpec, Req, SamplingParams
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.observer import kv_events
 from minisgl.plugins.observer.kv_events import Blocks, KVEvents, Publisher, ReplayBuffer
+from minisgl.plugins.observer.kv_events_options import KVEventsConfig
 from minisgl.testing.drive import Job, make_plugin
 from minisgl.testing.kv_events import KVEventsDrive
 from minisgl.testing.planted import ArrivalOrderPolicy
