@@ -68,7 +68,7 @@ class GroupedCache(PageTree):
         # 1. `self.roots` has the first node of a namespace, or lacks it; ``node.children`` has a node for the bytes of
         #    each next page of tokens: ``ids[first:end].tobytes()``.
         # 2. A prefix is valid if each group has all of its last ``self.needed[group]`` pages, or all pages if there are
-        #    fewer. Behind a prefix that is not valid may be a longer one that is.
+        #    fewer. Pages are evicted one by one, so a node may lack any of them (`ABSENT`).
         # 3. The handle is a `Path` of new lists: the nodes of the prefix, the root too, and the pages that it needs.
         #    ``unlocked`` is the number of these that have no user: `self.count_unused`.
         # 4. The work grows with the pages of the prompt, times the groups, and not with their square.

@@ -1,0 +1,8 @@
+# causes: locked
+# gate: behind
+REPLACED = [
+    (
+        "        self.unlock_later(unlocked)\n",
+        "",
+    ),
+]

@@ -1,0 +1,8 @@
+# causes: marks
+# gate: behind
+REPLACED = [
+    (
+        "            is_cached[:] = False\n",
+        "",
+    ),
+]

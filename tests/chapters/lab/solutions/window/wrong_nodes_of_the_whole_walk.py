@@ -1,0 +1,8 @@
+# causes: nodes
+# gate: match
+REPLACED = [
+    (
+        "nodes[: longest + 1]",
+        "nodes",
+    ),
+]

@@ -1,0 +1,8 @@
+# causes: stops
+# gate: match
+REPLACED = [
+    (
+        "                longest = at + 1\n",
+        "                longest = at + 1\n            else:\n                break\n",
+    ),
+]

@@ -1,0 +1,8 @@
+# causes: unlocked
+# gate: match
+REPLACED = [
+    (
+        "self.count_unused(used))",
+        "len(used))",
+    ),
+]

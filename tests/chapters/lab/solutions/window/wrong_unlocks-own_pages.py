@@ -1,0 +1,8 @@
+# causes: unlocks-own
+# gate: behind
+REPLACED = [
+    (
+        "unlocked += pages[is_cached].tolist()",
+        "unlocked += pages.tolist()",
+    ),
+]
