@@ -305,3 +305,35 @@ def session() -> str:
         pic.text(middle + (prompt - cached) * scale / 2, top + 15, str(prompt - cached), "mid small on")
     pic.legend(0, 20.0 + 28 * len(SESSION) + 8, [("accepted", "cached"), ("q0", "computed")])
     return figure(pic.render())
+
+
+HYBRID = (0, 1, 2, 6, 7, 8, 9)
+"""The pages of a prompt of 12 pages that the group with a window still has, in `hybrid`."""
+
+
+def hybrid(pages: int = 12, needed: int = 2) -> str:
+    """Return the diagram of a cached prompt in two KV groups, with the prefixes that are valid in both."""
+    kept = set(HYBRID)
+    valid = [n for n in range(1, pages + 1) if kept >= set(range(max(n - needed, 0), n))]
+    pic = Picture("hybrid", "A cached prompt in two KV groups")
+    pic.desc = (
+        f"A cached prompt of {pages} pages. The group without a window has all of them. The group with a window, whose "
+        f"queries read the {needed} pages before their own, has the pages {', '.join(map(str, HYBRID))}. The others "
+        f"were evicted. The prefixes of {', '.join(map(str, valid))} pages are valid: there the group with a window "
+        f"has the last {needed} pages, or all if there are fewer. The longest of them is the hit."
+    )
+    wide = NARROW / pages
+    for row, (words, has) in enumerate((("no window", set(range(pages))), (f"a window of {needed} pages", kept))):
+        top = 14.0 + 52 * row
+        pic.text(0, top - 4, words, "small soft")
+        for page in range(pages):
+            pic.rect(page * wide + 1, top, wide - 2, 22, "accepted" if page in has else "free", r=3)
+            pic.text((page + 0.5) * wide, top + 15, str(page), "mid small on" if page in has else "mid small soft")
+    pic.text(0, 118, "a prefix that ends here is", "small soft")
+    for n in range(1, pages + 1):
+        if n in valid:
+            pic.dot(n * wide - wide / 2, 132, 5 if n == max(valid) else 3, "accepted")
+        else:
+            pic.cross(n * wide - wide / 2, 132, 4)
+    pic.legend(0, 160, [("accepted", "valid"), ("cross", "not valid"), ("free", "evicted")])
+    return figure(pic.render())

@@ -21,6 +21,7 @@ WAY = ("client", "API server", "tokenizer", "scheduler", "engine", "detokenizer"
 NAMES = {
     "scheduler": ("scheduler", "policy"),
     "cache": ("scheduler", "prefix cache"),
+    "window": ("scheduler", "pages of windows"),
     "speculation": ("scheduler", "drafts"),
     "grammar": ("scheduler", "grammar"),
     "observer": ("scheduler", "observer"),
@@ -32,7 +33,7 @@ NAMES = {
     "quantization": ("engine", "quantization"),
     "kernels": ("engine", "kernels"),
 }
-"""Hook of a lab → the box of its part, and the part's name in the drawing."""
+"""Hook of a lab, or its name → the box of its part, and the part's name in the drawing."""
 BOXES = {"scheduler": "scheduler, rank 0", "engine": "engine, every rank"}
 WIDTH = 62  # characters inside a box of the text drawing
 _COLOURS = {"own": "\x1b[1;32m", "begun": "\x1b[33m", "shipped": "\x1b[2m", "off": "\x1b[0m"}
@@ -56,10 +57,10 @@ def lines_of(parts: Sequence[OwnPart]) -> list[Line]:
     found: list[tuple[int, Line]] = []
     order, seen = list(NAMES), set()
     for part in parts:
-        hook = part.lab.hook
+        hook = _kind(part)
         if hook in seen and hook != "observer":
             continue
-        rivals = [other for other in parts if other.lab.hook == hook] if part.lab.words else [part]
+        rivals = [other for other in parts if _kind(other) == hook] if part.lab.words else [part]
         seen.add(hook if part.lab.words else None)
         best = next((other for other in reversed(rivals) if other.finished), None)
         best = best or next((other for other in reversed(rivals) if other.file is not None), part)
@@ -69,6 +70,11 @@ def lines_of(parts: Sequence[OwnPart]) -> list[Line]:
         also = [other.path.name for other in rivals if other.finished and other is not best]
         found.append((order.index(hook) if hook in order else len(order), Line(box, name, *_state(best, also))))
     return [line for _, line in sorted(found, key=lambda each: each[0])]
+
+
+def _kind(part: OwnPart) -> str | None:
+    """Return the hook of a part, or the name of a lab whose part has a line of its own."""
+    return part.lab.lab if part.lab.lab in NAMES else part.lab.hook
 
 
 def _state(part: OwnPart, also: Sequence[str]) -> tuple[str, str]:

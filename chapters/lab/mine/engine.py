@@ -21,6 +21,9 @@ __all__ = ["Engine", "OwnPart", "own_parts", "own_versions", "parts_of"]
 
 EXPERTS_MODEL = "tutor-moe"
 """The shipped model with experts. The shipped model without them is the default."""
+SHIPPED_MODELS = ("tutor", EXPERTS_MODEL)
+WINDOW_LAB = "window"
+"""The lab whose cache is for models with sliding windows. The shipped models have none."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,8 @@ def parts_of(parts: Sequence[OwnPart], options: Sequence[str] = (), without: Col
     """
     engine, given = Engine(), {word.lstrip("+").partition("=")[0]: word.partition("=")[2] for word in options}
     plugins: list[str] = []
-    last = {part.lab.hook: part for part in parts if part.finished and part.lab.lab not in without and part.lab.words}
+    absent = {*without, *([WINDOW_LAB] if given.get("model", "tutor") in SHIPPED_MODELS else [])}
+    last = {part.lab.hook: part for part in parts if part.finished and part.lab.lab not in absent and part.lab.words}
     selected: list[str] = []
     needed: dict[str, str] = {}
     for part in parts:
@@ -141,6 +145,8 @@ def _reason(
     lab, model = part.lab, given.get("model", "tutor")
     if lab.lab in without:
         return f"--without {lab.lab}"
+    if lab.lab == WINDOW_LAB and model in SHIPPED_MODELS:
+        return f"the model {model} has no windows"
     if lab.words and last[lab.hook] is not part:
         later = last[lab.hook].lab.lab
         return f"the later lab {later} has a part of the same kind; use --without {later}"

@@ -29,6 +29,7 @@ COUNTED = {
     "draft": "1.63 tokens a step, and 267 drafts",
     "int8": "1.06 bytes a number, 2.3 % off",
     "grammar": "112 steps, and 0 drafts",
+    "window": "1.00 times the tokens that eviction by last use finds",
     "slo": "TTFT p99 1,577 ms, longest gap 33 ms, 3 documents' prompts in the flood, all done after 11.7 s",
 }
 BETTER = {
@@ -101,6 +102,28 @@ BETTER = {
             "        return found[:-1][:count]\n\n"
             "    def read(self, text: str) -> bool:\n",
         ),
+    ],
+    # Pages of windows are evicted first if no prompt ends, and none branches, where they would be read.
+    "window": [
+        (
+            "class MyManager(GroupManager):\n",
+            "    def evict(self, pages):\n"
+            "        def is_read(page):\n"
+            "            node, group = self.owners[page]\n"
+            "            for _ in range(min(self.needed[group], 10_000)):\n"
+            "                if len(node.children) != 1:\n"
+            "                    return True\n"
+            "                node = next(iter(node.children.values()))\n"
+            "            return self.needed[group] == ALL\n\n"
+            "        found = sorted(self.unused, key=is_read)[:pages]  # the order of use among equals\n"
+            "        for page in found:\n"
+            "            del self.unused[page]\n"
+            "            node, group = self.owners.pop(page)\n"
+            "            node.pages[group] = ABSENT\n"
+            "            self.prune(node)\n"
+            "        return np.array(found, np.int32)\n\n\n"
+            "class MyManager(GroupManager):\n",
+        )
     ],
     # Large steps, and a share for documents that depends on the interactive prompt tokens that wait.
     "slo": [
