@@ -49,7 +49,7 @@ def build_quantization(
                 "quantize."
             )
         return None
-    if quantize and model.num_experts:
+    if quantize and model.num_experts and config.quantize != "fp8":
         raise ConfigError(
             f"quantize={config.quantize} is for dense models, but {config.model} has experts: leave quantize out."
         )

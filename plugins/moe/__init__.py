@@ -16,7 +16,10 @@ __all__ = ["MoeBackend"]
 class MoeBackend(Protocol):
     """The computation of the experts to which tokens were routed.
 
-    A backend with the method ``load_clamped`` also computes the experts of gpt-oss: see `TritonMoe`.
+    A backend with the method ``load_clamped`` also computes the experts of gpt-oss: see `TritonMoe`. One with
+    ``load_fp8`` also computes experts in FP8: its arguments are those of `load`, but the weights are
+    `minisgl.plugins.kernels.ops.fp8.Fp8Weight` of e4m3 [experts, out, in] and scales of whole blocks, [experts,
+    out / 128, in / 128] float32.
     """
 
     def load(self, gate_up: Tensor, down: Tensor, experts: range, activation: str) -> Any:

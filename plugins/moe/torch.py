@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from minisgl.hooks import hookimpl
 from minisgl.plugins.moe import MoeBackend
+
+if TYPE_CHECKING:
+    from minisgl.plugins.kernels.ops.fp8 import Fp8Weight
 
 
 @dataclass
@@ -26,10 +29,11 @@ class Torch:
 class Experts(NamedTuple):
     """This rank's slice of the weights of the experts, whose global numbers begin at ``first``."""
 
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: Any  # [experts, 2·inner, hidden], or a list of the experts' matrices
+    down: Any
     first: int
     act: Callable[[torch.Tensor], torch.Tensor]
+    linear: Callable[[torch.Tensor, Any], torch.Tensor] = torch.nn.functional.linear
 
 
 class TorchMoe:
@@ -44,12 +48,19 @@ class TorchMoe:
 
         return Experts(gate_up, down, experts.start, (self.find_activation or plain)(activation))
 
+    def load_fp8(self, gate_up: Fp8Weight, down: Fp8Weight, experts: range, activation: str) -> Experts:
+        """Prepare experts in FP8: see `MoeBackend`. Their products quantise their inputs: see `fp8_linear_torch`."""
+        from minisgl.plugins.kernels.ops.fp8 import Fp8Weight, fp8_linear_torch
+
+        matrices = [list(map(Fp8Weight, *weight)) for weight in (gate_up, down)]
+        act = self.load(torch.empty(0), torch.empty(0), experts, activation).act
+        return Experts(*matrices, experts.start, act, fp8_linear_torch)
+
     def forward(
         self, weights: Experts, x: torch.Tensor, ids: torch.Tensor, scale: torch.Tensor, out: torch.Tensor
     ) -> torch.Tensor:
         """Sort the (token, choice) pairs by expert, then compute one expert after another: see `MoeBackend.forward`."""
-        linear = torch.nn.functional.linear
-        gate_up, down, first, act = weights
+        gate_up, down, first, act, linear = weights
         top_k = ids.shape[1]
         order = ids.flatten().argsort(stable=True)  # the (token, choice) pairs, sorted by expert
         tokens = order // top_k

@@ -19,6 +19,7 @@ from minisgl.plugins.moe import MoeBackend
 from minisgl.utils.launch import one_launch
 
 if TYPE_CHECKING:
+    from minisgl.plugins.kernels.ops.fp8 import Fp8Weight
     from minisgl.plugins.kernels.ops.triton.moe import Extras, Tiles
 
 H200 = (
@@ -57,6 +58,15 @@ class Experts(NamedTuple):
     extras: Extras
 
 
+class Fp8Experts(NamedTuple):
+    """Experts in FP8: see `MoeBackend`."""
+
+    gate_up: Fp8Weight
+    down: Fp8Weight
+    first: int
+    act: str
+
+
 class TritonMoe:
     """The backend; see `minisgl.plugins.moe.MoeBackend` for shapes.
 
@@ -66,11 +76,14 @@ class TritonMoe:
     def __init__(self, device: torch.device):
         import triton
 
-        from minisgl.plugins.kernels.ops.triton import decode_layer, moe, moe_tma
+        from minisgl.plugins.kernels.ops.triton import decode_layer, moe, moe_fp8, moe_tma
 
         if device.type != "cuda" and not triton.knobs.runtime.interpret:
             raise ConfigError("this backend needs a CUDA device. On a CPU use moe=torch (or TRITON_INTERPRET=1: slow).")
         self.kernels, self.tma_kernels, self.decode_kernels = moe, moe_tma, decode_layer
+        self.fp8_kernels = moe_fp8
+        if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+            self.load_fp8 = None  # type: ignore[assignment]  # the GPU has no e4m3
 
     def load(self, gate_up: torch.Tensor, down: torch.Tensor, experts: range, activation: str) -> Experts:
         """Make the weights' last dimension contiguous: see `MoeBackend.load`.
@@ -101,6 +114,11 @@ class TritonMoe:
         extras = self.kernels.Extras(gate_up_bias, down_bias, alpha, limit)
         return Experts(gate_up, down.contiguous(), 0, "clamped", extras)
 
+    def load_fp8(self, gate_up: Fp8Weight, down: Fp8Weight, experts: range, activation: str) -> Fp8Experts:
+        """Prepare experts in FP8: see `MoeBackend`. Raises `ConfigError` for an unknown activation."""
+        act = self.load(gate_up.values, down.values, experts, activation).act
+        return Fp8Experts(gate_up, down, experts.start, act)
+
     def tiles(self, pairs: int, experts: int, dtype: torch.dtype, tma: bool = False) -> tuple[Tiles, Tiles]:
         """Return the tiles of both products, for ``pairs`` pairs over ``experts`` experts.
 
@@ -114,11 +132,13 @@ class TritonMoe:
 
     @one_launch
     def forward(
-        self, weights: Experts, x: torch.Tensor, ids: torch.Tensor, scale: torch.Tensor, out: torch.Tensor
+        self, weights: Experts | Fp8Experts, x: torch.Tensor, ids: torch.Tensor, scale: torch.Tensor, out: torch.Tensor
     ) -> torch.Tensor:
         """Sort, multiply twice and sum: see `MoeBackend.forward`."""
         from minisgl.plugins.kernels.ops.triton.align import align
 
+        if isinstance(weights, Fp8Experts):
+            return self._forward_fp8(weights, x, ids, scale, out)
         gate_up, down, first, act, extras = weights
         experts, top_k = len(down), ids.shape[1]
         tma = self.tma_kernels.serves(x, gate_up, down)
@@ -129,8 +149,24 @@ class TritonMoe:
         parts = products.down(inner, down, scale, pairs, owner, down_tiles, extras)
         return self.kernels.sum_pairs(parts, ids, first, experts, out)
 
-    def serves_routed(self, weights: Experts, x: torch.Tensor) -> bool:
+    def _forward_fp8(
+        self, weights: Fp8Experts, x: torch.Tensor, ids: torch.Tensor, scale: torch.Tensor, out: torch.Tensor
+    ) -> torch.Tensor:
+        """Quantise the rows, then sort, multiply twice and sum. The first product quantises its result."""
+        from minisgl.plugins.kernels.ops.triton.align import align
+
+        gate_up, down, first, act = weights
+        experts, top_k, kernels = len(down.values), ids.shape[1], self.fp8_kernels
+        rows = kernels.quantize_rows(x)
+        pairs, owner = align(ids, first, experts, kernels.block_of(ids.numel(), experts))
+        inner = kernels.up(rows, gate_up, pairs, owner, top_k, act)
+        parts = kernels.down(inner, down, scale, pairs, owner)
+        return self.kernels.sum_pairs(parts, ids, first, experts, out)
+
+    def serves_routed(self, weights: Experts | Fp8Experts, x: torch.Tensor) -> bool:
         """Return whether `forward_routed` supports these experts: see `RoutedDecode.serves_routed`."""
+        if isinstance(weights, Fp8Experts):
+            return False
         return self.decode_kernels.serves_experts(x, weights.gate_up, weights.down) and weights.first == 0
 
     def forward_routed(

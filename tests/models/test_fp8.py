@@ -6,7 +6,9 @@ activations that are quantised here, group by group.
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,6 +30,7 @@ from minisgl.plugins.fp8_gemm.torch import TorchFp8Gemm
 from minisgl.plugins.kernels.ops.fp8 import Fp8Weight, QuantizedRows
 from minisgl.plugins.models.dummy import Dummy
 from minisgl.plugins.models.quantized import build_quantization
+from minisgl.plugins.quantization.e4m3.experts import Fp8Experts
 from minisgl.plugins.quantization.e4m3.matrix import Fp8Matrix
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.paged import PagedModel
@@ -76,6 +79,23 @@ class QuantizedLinear(nn.Module):
         return nn.functional.linear(torch.cat(groups, dim=-1), self.weight, self.bias)
 
 
+class QuantizedExperts(nn.Module):
+    """The oracle's experts: one token and one expert after another, with `QuantizedLinear`."""
+
+    def __init__(self, gate_up: Tensor, down: Tensor):
+        super().__init__()
+        self.gate_up = [QuantizedLinear(weight, None) for weight in gate_up]
+        self.down = [QuantizedLinear(weight, None) for weight in down]
+
+    def forward(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        for token, (chosen, scales) in enumerate(zip(ids.tolist(), weights, strict=True)):
+            for expert, scale in zip(chosen, scales, strict=True):
+                gate, up = self.gate_up[expert](x[token, None]).chunk(2, dim=-1)
+                out[token] += scale * self.down[expert](nn.functional.silu(gate) * up)[0]
+        return out
+
+
 def oracle_logits(path: Path, ids: Tensor) -> Tensor:
     """Return transformers' logits [len(ids), vocab], float64, of an FP8 checkpoint."""
     import transformers
@@ -89,17 +109,33 @@ def oracle_logits(path: Path, ids: Tensor) -> Tensor:
         if name.endswith("_scale_inv"):
             continue
         wide[name] = tensor.double()
-        for i, row in enumerate(stored.get(f"{name}_scale_inv", torch.empty(0))):
-            for j, scale in enumerate(row):
-                wide[name][i * 128 : (i + 1) * 128, j * 128 : (j + 1) * 128] *= scale.double()
-    model.load_state_dict(wide)
+        scales = stored.get(f"{name}_scale_inv", torch.empty(0, 0))
+        for *expert, i, j in itertools.product(*map(range, scales.shape)):
+            block = (*expert, slice(i * 128, (i + 1) * 128), slice(j * 128, (j + 1) * 128))
+            wide[name][block] *= scales[(*expert, i, j)].double()
+    model.load_state_dict(_stacked(wide))
     for layer in model.model.layers:
         for module in (layer.self_attn, layer.mlp):
+            if hasattr(module, "experts"):
+                module.experts = QuantizedExperts(module.experts.gate_up_proj, module.experts.down_proj)
             for name, child in list(module.named_children()):
                 if name.endswith("_proj"):
                     setattr(module, name, QuantizedLinear(child.weight, child.bias))
     with torch.inference_mode():
         return model(ids[None], use_cache=False).logits[0]  # type: ignore[no-any-return]
+
+
+def _stacked(wide: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Stack the experts' matrices as transformers does: ``experts.gate_up_proj`` and ``experts.down_proj``."""
+    parts: dict[str, list[Tensor]] = {}
+    for name in sorted(wide, key=lambda name: [int(part) if part.isdigit() else -1 for part in name.split(".")]):
+        if found := re.fullmatch(r"(.*\.experts\.)\d+\.(\w+)_proj\.weight", name):
+            parts.setdefault(f"{found[1]}{found[2]}_proj", []).append(wide.pop(name))
+    stacks = {name: torch.stack(matrices) for name, matrices in parts.items()}
+    for name in [name for name in stacks if name.endswith("gate_proj")]:
+        both = stacks.pop(name), stacks.pop(name.replace("gate_proj", "up_proj"))
+        stacks[name.replace("gate_proj", "gate_up_proj")] = torch.cat(both, dim=1)
+    return wide | stacks
 
 
 def logits(model: PagedModel, ids: Tensor) -> Tensor:
@@ -305,11 +341,47 @@ def test_other_quantisation_is_refused(
         read(raw, manager)
 
 
-def test_experts_are_not_quantised_at_load(tmp_path: Path, manager: PluginManager) -> None:
-    path = tiny_checkpoint("qwen3_moe", tmp_path)
-    config, device = Config(model=str(path), quantize="fp8"), torch.device("cpu")
-    with pytest.raises(ConfigError, match="quantize=fp8 is for dense models"):
-        build_quantization(config, manager, path, ModelConfig.from_dir(path), device, torch.float32, no_parts)
+EXPERTS: dict[str, Any] = {
+    "head_dim": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "hidden_size": 256,
+    "moe_intermediate_size": 256,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+}
+"""Two ranks have whole blocks of every matrix."""
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_experts(stacked: bool, tmp_path: Path, ids: Tensor, manager: PluginManager) -> None:
+    """Experts are multiplied in FP8, on one rank and on two, stored one by one or stacked."""
+    path = tiny_checkpoint("qwen3_moe", tmp_path, fp8=True, fused_experts=stacked, **EXPERTS)
+    expected = oracle_logits(path, ids)
+    for size in (1, 2):
+        for got in run_ranks(size, lambda comm: logits(PagedModel(path, comm=comm, manager=manager), ids), manager):
+            agree(got.double(), expected)
+    layers = PagedModel(path, manager=manager).model.layers
+    assert all(isinstance(layer.mlp, Fp8Experts) and isinstance(layer.mlp.experts.down, list) for layer in layers)
+
+
+def test_experts_are_quantised_at_load(tmp_path: Path, ids: Tensor, manager: PluginManager) -> None:
+    """Experts of a checkpoint in another dtype become those of the FP8 checkpoint; dummy ones are quantised too."""
+    path = tiny_checkpoint("qwen3_moe", tmp_path / "wide", **EXPERTS)
+    got = logits(PagedModel(path, quantize=True, manager=manager), ids)
+    stored = tiny_checkpoint("qwen3_moe", tmp_path / "fp8", fp8=True, **EXPERTS)
+    expected = logits(PagedModel(stored, manager=manager), ids)
+    assert ((got - expected).norm() / expected.norm()).item() < 0.2  # its scales are rounded to bfloat16
+    options: dict[str, Any] = {"source": Dummy(3), "manager": manager}
+    dummy, wide = (logits(PagedModel(path, quantize=fp8, **options), ids) for fp8 in (True, False))
+    assert 1e-4 < ((dummy - wide).norm() / wide.norm()).item() < 0.1
+
+
+def test_experts_without_whole_blocks(tmp_path: Path, manager: PluginManager) -> None:
+    """They can't be quantised at load. Those of an FP8 checkpoint are dequantised: see test_stored_fp8.py."""
+    path = tiny_checkpoint("qwen3_moe", tmp_path, hidden_size=256, moe_intermediate_size=192)
+    with pytest.raises(ConfigError, match=r"quantize=fp8: an expert's matrices of 192 × 256 .* whole blocks"):
+        PagedModel(path, quantize=True, manager=manager)
 
 
 def test_tutor_answers_as_well_in_fp8() -> None:

@@ -61,14 +61,18 @@ class MoELayer(nn.Module):
         self.experts: Any = None
 
     def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
-        """Yield the router's weight and this rank's slice of every expert.
+        """Yield the router's weight and this rank's slice of every expert."""
+        yield WeightShard.whole(f"{prefix}gate.weight", self.gate)
+        yield from self.expert_shards(prefix, names)
+
+    def expert_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
+        """Yield this rank's slice of every expert.
 
         Checkpoints store the experts separately (``experts.7.up_proj.weight``) or stacked, as transformers 5 does
         (``experts.gate_up_proj`` [experts, 2·inner, hidden]). ``names`` says which layout the source has.
         """
         assert self.gate_up is not None
         assert self.down is not None
-        yield WeightShard.whole(f"{prefix}gate.weight", self.gate)
         experts, hidden, here = self.down.shape
         inner, start = self.inner_size, self.comm.rank * here
         gate, up = self.gate_up[:, :here], self.gate_up[:, here:]

@@ -19,7 +19,10 @@ __all__ = ["Fp8Checkpoint", "QuantizedShard"]
 
 @dataclass(frozen=True, slots=True)
 class QuantizedShard(WeightShard):
-    """A slice that is read in ``dtype``, and quantised into ``target`` and ``scale_inv``: see `quantize_weight`."""
+    """A slice that is read in ``dtype``, and quantised into ``target`` and ``scale_inv``: see `quantize_weight`.
+
+    The slice is a matrix [out, in], or one of each expert [experts, out, in].
+    """
 
     scale_inv: Tensor
     dtype: torch.dtype
@@ -28,7 +31,11 @@ class QuantizedShard(WeightShard):
         """Read the slice from ``source``, and quantise it."""
         wide = torch.empty(self.target.shape, dtype=self.dtype, device=self.target.device)
         source.fill(WeightShard(self.name, self.shape, self.index, wide))
-        quantize_weight(wide, Fp8Weight(self.target, self.scale_inv))
+        if wide.dim() == 2:
+            quantize_weight(wide, Fp8Weight(self.target, self.scale_inv))
+            return
+        for matrix, values, scale_inv in zip(wide, self.target, self.scale_inv, strict=True):
+            quantize_weight(matrix, Fp8Weight(values, scale_inv))
 
 
 class Fp8Checkpoint(Checkpoint):

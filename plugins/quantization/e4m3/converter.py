@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from minisgl.config import ConfigError
 from minisgl.layers.attention import AttentionLayer, RMSNormFused
 from minisgl.layers.linear import GatedMLP
 from minisgl.models.config import ModelConfig
@@ -17,7 +19,9 @@ from minisgl.models.decoder import DecoderLayer
 from minisgl.models.weights import Checkpoint
 from minisgl.plugins.kernels.ops.fp8_gemm import CompiledFp8Gemm, Fp8Gemm
 from minisgl.plugins.kernels.ops.norm import prepare
+from minisgl.plugins.models.experts import MoELayer
 from minisgl.plugins.quantization.e4m3.checkpoint import Fp8Checkpoint
+from minisgl.plugins.quantization.e4m3.experts import Fp8Experts, refuse
 from minisgl.plugins.quantization.e4m3.layers import LINEAR, Fp8AttentionLayer, Fp8Linear, Fp8MLP, Fp8NormFused
 from minisgl.plugins.quantization.e4m3.matrix import Fp8, Fp8Matrix
 from minisgl.plugins.quantization.e4m3.stored import StoredFp8, stored_fp8
@@ -25,6 +29,8 @@ from minisgl.plugins.quantization.e4m3.stored import StoredFp8, stored_fp8
 __all__ = ["Fp8Converter"]
 
 log = logging.getLogger(__name__)
+
+UNKNOWN = "the experts of this model have no products in FP8"
 
 
 class Fp8Converter(Quantization):
@@ -36,13 +42,14 @@ class Fp8Converter(Quantization):
     def __init__(self, device: torch.device, dtype: torch.dtype, build_gemm: Callable[[], Fp8Gemm]):
         self.device, self.dtype, self._build_gemm = device, dtype, build_gemm
         self.layout: StoredFp8 | None = None  # of the checkpoint; None: it has no weights in FP8
-        self.quantize = False
+        self.quantize = self.has_experts = False
         self.fp8: Fp8 | None = None  # None: no layer is in FP8
         self._checkpoint: Fp8Checkpoint | None = None
 
     def read(self, config: ModelConfig, quantize: bool) -> None:
         """Read the layout that config.json describes: see `stored_fp8`."""
-        self.layout, self.quantize = stored_fp8(config.raw.get("quantization_config"), config.num_experts), quantize
+        self.layout, self.quantize = stored_fp8(config.raw.get("quantization_config")), quantize
+        self.has_experts = bool(config.num_experts)
 
     def open(self, path: str | Path) -> Checkpoint:
         """Open the checkpoint of ``path``. Weights in e4m3 that a layer needs in another dtype are dequantised."""
@@ -56,11 +63,20 @@ class Fp8Converter(Quantization):
         stored = self.layout is not None and not self.layout.dequantized
         if not stored and not self.quantize:
             return
+        layers = [module for module in model.modules() if isinstance(module, MoELayer)]
+        if reason := next(filter(None, map(refuse, layers)), "" if layers or not self.has_experts else UNKNOWN):
+            if self.quantize:
+                raise ConfigError(f"quantize=fp8: {reason}. Leave quantize out.")
+            assert self.layout is not None
+            self.layout = replace(self.layout, dequantized=reason)
+            return
         self.fp8 = Fp8(self._build_gemm(), stored, self.quantize)
         for module in list(model.modules()):
             if (kind := LINEAR.get(type(module))) is not None:
                 module.__class__ = kind
                 module.start(self.fp8, self.dtype, self.device)  # type: ignore[operator]
+        for layer in layers:
+            Fp8Experts.convert(layer, self.fp8, self.dtype, self.device)
 
     def after_loading(self, model: nn.Module) -> None:
         """Convert the MLPs and norms beside products in FP8, and log what was dequantised."""

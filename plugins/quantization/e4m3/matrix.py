@@ -20,7 +20,7 @@ from minisgl.plugins.kernels.ops.fp8 import BLOCK, E4M3, Fp8Weight, QuantizedRow
 from minisgl.plugins.kernels.ops.fp8_gemm import Fp8Gemm, GatedFp8Gemm
 from minisgl.plugins.quantization.e4m3.checkpoint import QuantizedShard
 
-__all__ = ["Fp8", "Fp8Matrix"]
+__all__ = ["Fp8", "Fp8Matrix", "fp8_shards"]
 
 
 @dataclass(frozen=True)
@@ -86,26 +86,8 @@ class Fp8Matrix(nn.Module):
         target: Fp8Weight,
         names: frozenset[str] | None,
     ) -> Iterator[WeightShard]:
-        """Yield the shards of a checkpoint's tensor ``name`` of ``shape``, cut along ``dim`` at ``start``.
-
-        ``target`` is a result of `part`. A weight in FP8 has a tensor of scales beside it; raises `ConfigError` if the
-        cut goes through a block. Other weights are quantised. ``names`` are the tensors that the
-        source has; None: it has any tensor, in any dtype.
-        """
-        if not self.fp8.stored or names is None or f"{name}_scale_inv" not in names:
-            wide = WeightShard.part(name, shape, dim, start, target.values)
-            yield QuantizedShard(wide.name, wide.shape, wide.index, wide.target, target.scale_inv, self.dtype)
-            return
-        here, total = target.values.shape[dim], shape[dim]
-        if start % BLOCK or (start + here < total and here % BLOCK):
-            raise ConfigError(
-                f"The slice {start} to {start + here} of the {total} {('rows', 'columns')[dim]} of {name} cuts through "
-                f"blocks of {BLOCK}, which have one scale each: use a smaller tp, or a checkpoint that is not in FP8 "
-                "with quantize=fp8."
-            )
-        yield WeightShard.part(name, shape, dim, start, target.values)
-        scales = (blocks(shape[0]), blocks(shape[1]))
-        yield WeightShard.part(f"{name}_scale_inv", scales, dim, start // BLOCK, target.scale_inv)
+        """Yield the shards of a checkpoint's tensor ``name``: see `fp8_shards`. ``target`` is a result of `part`."""
+        return fp8_shards(self.fp8, self.dtype, name, shape, dim, start, target, names)
 
     def after_load(self) -> None:
         """Prepare the loaded weights for the product."""
@@ -126,3 +108,34 @@ class Fp8Matrix(nn.Module):
         if len(self.loaded) > 1 or not isinstance(self.fp8.gemm, GatedFp8Gemm):
             return None
         return self.fp8.gemm.forward_gated(self.loaded[0], x, act)
+
+
+def fp8_shards(
+    fp8: Fp8,
+    dtype: torch.dtype,
+    name: str,
+    shape: tuple[int, int],
+    dim: int,
+    start: int,
+    target: Fp8Weight,
+    names: frozenset[str] | None,
+) -> Iterator[WeightShard]:
+    """Yield the shards of a checkpoint's tensor ``name`` of ``shape``, cut along ``dim`` at ``start``, for ``target``.
+
+    A weight in FP8 has a tensor of scales beside it; raises `ConfigError` if the cut goes through a block. Other
+    weights are quantised. ``names`` are the tensors that the source has; None: it has any tensor, in any dtype.
+    """
+    if not fp8.stored or names is None or f"{name}_scale_inv" not in names:
+        wide = WeightShard.part(name, shape, dim, start, target.values)
+        yield QuantizedShard(wide.name, wide.shape, wide.index, wide.target, target.scale_inv, dtype)
+        return
+    here, total = target.values.shape[dim], shape[dim]
+    if start % BLOCK or (start + here < total and here % BLOCK):
+        raise ConfigError(
+            f"The slice {start} to {start + here} of the {total} {('rows', 'columns')[dim]} of {name} cuts through "
+            f"blocks of {BLOCK}, which have one scale each: use a smaller tp, or a checkpoint that is not in FP8 "
+            "with quantize=fp8."
+        )
+    yield WeightShard.part(name, shape, dim, start, target.values)
+    scales = (blocks(shape[0]), blocks(shape[1]))
+    yield WeightShard.part(f"{name}_scale_inv", scales, dim, start // BLOCK, target.scale_inv)

@@ -44,7 +44,7 @@ class StoredFp8:
     dequantized: str = ""
 
 
-def stored_fp8(config: Any, num_experts: int) -> StoredFp8 | None:
+def stored_fp8(config: Any) -> StoredFp8 | None:
     """Return the layout that ``config``, the ``quantization_config`` of config.json, describes, or None without one.
 
     Raises `ConfigError` for a quantisation other than FP8, and for layouts that minisgl can't read.
@@ -66,8 +66,6 @@ def stored_fp8(config: Any, num_experts: int) -> StoredFp8 | None:
             f"quantization_config has quant_method={method!r}{algorithm}, but only 'fp8' is supported, and, with "
             "weights in FP8, 'compressed-tensors', 'fbgemm_fp8' and 'modelopt': use the checkpoint in bfloat16."
         )
-    if num_experts and not layout.dequantized:
-        return StoredFp8(layout.block, "experts are not multiplied in FP8")
     return layout
 
 
