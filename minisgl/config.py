@@ -158,10 +158,9 @@ class Config:
     """``float32``, ``bfloat16`` or ``float16``. ``auto`` is float32 on a CPU and the checkpoint's dtype on a GPU."""
     quantize: str = "auto"
     """``auto`` keeps the linear layers as the checkpoint stores them, but dequantises weights in FP8 that have another
-    layout than blocks of 128 × 128, and those of a model with experts. ``fp8`` also quantises the linear layers of a
-    dense model in another dtype or layout while it is loaded: e4m3 with a scale for each block of 128 × 128. ``int8``
-    and ``int4`` quantise them, the embedding and the LM head, on a CPU: integers with a scale for each 32 columns of a
-    row."""
+    layout than blocks of 128 × 128. ``fp8`` also quantises linear layers and experts in another dtype or layout while
+    they are loaded: e4m3 with a scale for each block of 128 × 128. ``int8`` and ``int4`` quantise the linear layers,
+    the embedding and the LM head of a dense model, on a CPU: integers with a scale for each 32 columns of a row."""
     device: str = "auto"
     """``cpu`` or ``cuda``. ``auto`` is cuda if torch finds a CUDA device, else cpu."""
     tp: int = 1
