@@ -42,7 +42,7 @@ class HttpServer:
         tls_cert = getattr(options, "tls_cert", None)  # an option of plugins/http
         self.url = f"{'https' if tls_cert else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
         if hasattr(options, "max_connections"):
-            options = replace(options, max_connections=_connections(options.max_connections))
+            options = replace(options, max_connections=_connections(options.max_connections))  # type: ignore[call-arg]
         limited = Config(server=options)
         tls = load_extensions(limited, names=["tls"]) if tls_cert else []
         uvicorn_options: dict[str, Any] = {"ws": "none"}

@@ -17,9 +17,7 @@ class MoeBackend(Protocol):
     """The computation of the experts to which tokens were routed.
 
     A backend with the method ``load_clamped`` also computes the experts of gpt-oss: see `TritonMoe`. One with
-    ``load_fp8`` also computes experts in FP8: its arguments are those of `load`, but the weights are
-    `minisgl.plugins.kernels.ops.fp8.Fp8Weight` of e4m3 [experts, out, in] and scales of whole blocks, [experts,
-    out / 128, in / 128] float32.
+    ``load_fp8`` computes experts in FP8, too: see `minisgl.plugins.moe.torch.TorchMoe`.
     """
 
     def load(self, gate_up: Tensor, down: Tensor, experts: range, activation: str) -> Any:

@@ -49,12 +49,16 @@ class TorchMoe:
         return Experts(gate_up, down, experts.start, (self.find_activation or plain)(activation))
 
     def load_fp8(self, gate_up: Fp8Weight, down: Fp8Weight, experts: range, activation: str) -> Experts:
-        """Prepare experts in FP8: see `MoeBackend`. Their products quantise their inputs: see `fp8_linear_torch`."""
+        """Prepare experts in FP8, whose products quantise their inputs: see `fp8_linear_torch`.
+
+        The arguments are those of `MoeBackend.load`, but a weight has values [experts, out, in] in e4m3 and the scales
+        of whole blocks [experts, out / 128, in / 128] in float32: see `minisgl.plugins.kernels.ops.fp8`.
+        """
         from minisgl.plugins.kernels.ops.fp8 import Fp8Weight, fp8_linear_torch
 
-        matrices = [list(map(Fp8Weight, *weight)) for weight in (gate_up, down)]
-        act = self.load(torch.empty(0), torch.empty(0), experts, activation).act
-        return Experts(*matrices, experts.start, act, fp8_linear_torch)
+        up_matrices, down_matrices = (list(map(Fp8Weight, *weight)) for weight in (gate_up, down))
+        plain = self.load(gate_up.values, down.values, experts, activation)
+        return Experts(up_matrices, down_matrices, plain.first, plain.act, fp8_linear_torch)
 
     def forward(
         self, weights: Experts, x: torch.Tensor, ids: torch.Tensor, scale: torch.Tensor, out: torch.Tensor

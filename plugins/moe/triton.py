@@ -59,7 +59,7 @@ class Experts(NamedTuple):
 
 
 class Fp8Experts(NamedTuple):
-    """Experts in FP8: see `MoeBackend`."""
+    """Experts in FP8, as `TritonMoe.load_fp8` got them."""
 
     gate_up: Fp8Weight
     down: Fp8Weight
@@ -115,7 +115,7 @@ class TritonMoe:
         return Experts(gate_up, down.contiguous(), 0, "clamped", extras)
 
     def load_fp8(self, gate_up: Fp8Weight, down: Fp8Weight, experts: range, activation: str) -> Fp8Experts:
-        """Prepare experts in FP8: see `MoeBackend`. Raises `ConfigError` for an unknown activation."""
+        """Prepare experts in FP8: see `minisgl.plugins.moe.torch.TorchMoe.load_fp8`, and `load` for errors."""
         act = self.load(gate_up.values, down.values, experts, activation).act
         return Fp8Experts(gate_up, down, experts.start, act)
 

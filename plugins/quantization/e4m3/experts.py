@@ -92,8 +92,8 @@ class Fp8Experts(MoELayer):
         for (e, name), full in zip(matrices, stored, strict=True):
             whole = {"gate": gate, "up": up, "down": down}[name]
             target = Fp8Weight(whole.values[e], whole.scale_inv[e])
-            shape, dim = ((hidden, inner), 1) if name == "down" else ((inner, hidden), 0)
-            yield from fp8_shards(self.fp8, self.dtype, full, shape, dim, start, target, names)
+            size, dim = ((hidden, inner), 1) if name == "down" else ((inner, hidden), 0)
+            yield from fp8_shards(self.fp8, self.dtype, full, size, dim, start, target, names)
 
     def _stacked(
         self,
