@@ -140,6 +140,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         seed = None if self.seed is None else (self.seed + index + 2**63) % 2**64 - 2**63
         return msgspec.structs.replace(self, seed=seed, prompt_logprobs=None)
 
+    @property
+    def asks_for_logprobs(self) -> bool:
+        return self.logprobs is not None or self.prompt_logprobs is not None
+
     def check(self, vocab_size: int | None = None) -> None:
         """Raise `InvalidRequestError`, which names the field, if a value is out of range or of a wrong type.
 

@@ -185,34 +185,6 @@ class Outputs(Message):
 # ---- → API server ------------------------------------------------------------------------------------
 
 
-class TokenLogprob(msgspec.Struct, array_like=True):
-    """One output token with its log-probability.
-
-    ``raw`` are the token's bytes, and ``text`` is ``raw`` decoded. ``top`` are the most likely tokens at the same
-    position, in descending order of probability. Without a tokenizer, ``text`` is ``token_id:<id>``, and ``raw`` is
-    empty.
-    """
-
-    text: str
-    raw: bytes
-    logprob: float
-    top: list[TokenLogprob] = []
-
-
-class PromptLogprob(msgspec.Struct, array_like=True):
-    """The log-probability of one token at a position of the prompt.
-
-    ``rank`` is 1 for the most likely token. It is None for a prompt token that is not among the reported alternatives.
-    ``text`` and ``raw`` are those of `TokenLogprob`.
-    """
-
-    token: int
-    text: str
-    logprob: float
-    rank: int | None
-    raw: bytes = b""
-
-
 class Delta(msgspec.Struct, array_like=True):
     """The new output of one request: text that the client may see, and the token ids that were added.
 
@@ -221,17 +193,17 @@ class Delta(msgspec.Struct, array_like=True):
     such a delta has no ``finish``, the caller of the detokenizer aborts the request at the scheduler; the scheduler's
     output for the aborted request then leads to the delta with ``finish``.
 
-    ``prompt_logprobs`` are the next positions of the prompt, if the request asks for them: None where a position has no
-    log-probabilities, otherwise the prompt's token and the most likely tokens.
+    ``logprobs`` and ``prompt_logprobs`` are those of `minisgl.plugins.http.apis.logprobs`, if the request asks for
+    them: an entry for each token, and for each of the prompt's next positions, None where it has none.
     """
 
     uid: int
     text: str = ""
     tokens: list[int] = []
-    logprobs: list[TokenLogprob] = []
+    logprobs: list[Any] = []
     finish: Finished | None = None
     matched_stop: str | None = None
-    prompt_logprobs: list[list[PromptLogprob] | None] = []
+    prompt_logprobs: list[Any] = []
 
 
 class Accepted(Message):

@@ -40,6 +40,7 @@ from minisgl.message import (
 )
 from minisgl.message.link import answer_query, attempt
 from minisgl.message.queue import Addresses, Pull, Push
+from minisgl.plugin_manager.discovery import exists, import_module
 from minisgl.plugin_manager.encoding import decode_part, options_of, plugins_of
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.sampling_params import too_long
@@ -48,6 +49,8 @@ from minisgl.tokenizer.detokenizer import Detokenizer, check_stops
 from minisgl.tokenizer.grammar import LazyGrammars
 from minisgl.tokenizer.tokenizer import Tokenizer, build_tokenizer
 
+LOGPROBS = "minisgl.plugins.http.apis.logprobs"
+"""The plugin that adds the log-probabilities of tokens to a detokenizer's deltas."""
 _OTHERS = 0
 """The queue of the messages that belong to no request with several choices."""
 
@@ -95,7 +98,7 @@ def warm_up(tokenizer: Tokenizer | None) -> None:
     A tokenizer lists its vocabulary at its first prompt, which takes 0.2 s for 151,000 tokens.
     """
     worker = TextWorker(tokenizer, lambda message: None, lambda message: None)
-    params = SamplingParams(stop=("stop",), logprobs=1)
+    params = SamplingParams(stop=("stop",))
     worker.handle(Limits(1 << 20, 1 << 20))
     if tokenizer is not None:
         prompts: list[Prompt] = [TextPrompt("Hello")]
@@ -104,7 +107,7 @@ def warm_up(tokenizer: Tokenizer | None) -> None:
         for prompt in prompts:
             worker.handle(Submit([0], prompt, params))
     end = Finished(0, "length")
-    worker.handle(Outputs([NewRequest(0, [1, 2], params)], Output([0], [1], [end], {0: (0.0, (1,), (0.0,))})))
+    worker.handle(Outputs([NewRequest(0, [1, 2], params)], Output([0], [1], [end])))
 
 
 class FairInbox:
@@ -160,6 +163,7 @@ class TextWorker:
         self._grammars = grammars
         self.tokenizer, self._to_api, self._to_scheduler = tokenizer, to_api, to_scheduler
         self._detokenizer = Detokenizer(tokenizer)
+        self._logprobs: Any = None  # what adds log-probabilities, from the first request on that asks for some
         self.limits = Limits(0, 0)
 
     def handle(self, message: Message) -> bool:
@@ -186,7 +190,12 @@ class TextWorker:
     def _outputs(self, message: Outputs) -> None:
         for req in message.new_requests:
             self._detokenizer.add_request(req.uid, req.prompt_tail, req.params)
+            if req.params.asks_for_logprobs:
+                self._logprobs = self._logprobs or import_module(LOGPROBS, LOGPROBS).LogprobTexts(self.tokenizer)
+                self._logprobs.add_request(req)
         deltas = self._detokenizer.feed(message.output)
+        if self._logprobs is not None:
+            deltas = self._logprobs.add_to(deltas, message.output)
         if deltas:
             self._to_api(Replies(deltas))
         stopped = [delta.uid for delta in deltas if delta.matched_stop is not None and delta.finish is None]
@@ -204,6 +213,8 @@ class TextWorker:
     def _schedule(self, message: Submit) -> None:
         params = message.params
         check_stops(params, self.tokenizer)
+        if params.asks_for_logprobs and not exists(LOGPROBS):
+            raise InvalidRequestError("logprobs", f"Log-probabilities need the plugin {LOGPROBS}, which is missing.")
         if params.grammar is not None and self._grammars is not None:
             self._grammars.check(params.grammar)
         ids = self.token_ids(message.prompt)

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from minisgl.core import I32, InvalidRequestError, LogprobsEntry, Output, SamplingParams
-from minisgl.message import Delta, PromptLogprob, TokenLogprob
+from minisgl.core import I32, InvalidRequestError, Output, SamplingParams
+from minisgl.message import Delta
 from minisgl.tokenizer.stop import StopFinder
 from minisgl.tokenizer.text_stream import TextStream
 from minisgl.tokenizer.tokenizer import Tokenizer
@@ -50,10 +50,7 @@ class Detokenizer:
         return len(self._requests)
 
     def add_request(self, uid: int, prompt_ids: Sequence[int] | I32, params: SamplingParams) -> None:
-        """Add a request. ``prompt_ids`` are its prompt's token ids, or only the last `PROMPT_TAIL_TOKENS` of them.
-
-        All of them are needed if ``params`` asks for the prompt's log-probabilities.
-        """
+        """Add a request. ``prompt_ids`` are its prompt's token ids, or only the last `PROMPT_TAIL_TOKENS` of them."""
         text: TextStream | None = None
         if self._tokenizer is not None:
             tail = [int(i) for i in prompt_ids[-PROMPT_TAIL_TOKENS:]]
@@ -61,8 +58,7 @@ class Detokenizer:
         include = params.include_stop_str_in_output
         stops = StopFinder(params.stop, include) if params.stop and text is not None else None
         stop_tokens = {} if self._tokenizer is None else self._tokenizer.stop_tokens(params.stop, False)
-        prompt = [int(i) for i in prompt_ids] if params.prompt_logprobs is not None else []
-        self._requests[uid] = _Request(text, stops, stop_tokens, prompt, params)
+        self._requests[uid] = _Request(text, stops, stop_tokens, params)
 
     def feed(self, output: Output) -> list[Delta]:
         """Detokenize one output of the scheduler. Return one delta for each request in the output.
@@ -73,11 +69,6 @@ class Detokenizer:
         ends = {end.uid: end for end in output.finished}
         last = dict(zip(output.uids, range(len(output.uids))))
         deltas: dict[int, Delta] = {}
-        for uid, entries in output.prompt_logprobs.items():
-            request = self._requests.get(uid)
-            if request is not None:
-                delta = deltas.setdefault(uid, Delta(uid))
-                delta.prompt_logprobs += self._prompt_logprobs(request, entries)
         for i, (uid, token) in enumerate(zip(output.uids, output.tokens)):
             request = self._requests.get(uid)
             if request is None or request.stopped:
@@ -90,8 +81,6 @@ class Detokenizer:
                 request.stop_at(token, delta)
                 continue
             request.add_token(token, delta, hidden)
-            if not hidden and (logprobs := output.logprobs.get(i)) is not None:
-                delta.logprobs.append(self._logprob(token, *logprobs))
         for uid, end in ends.items():
             request = self._requests.pop(uid, None)
             if request is None:
@@ -103,43 +92,14 @@ class Detokenizer:
                 end = msgspec.structs.replace(
                     end, finish_reason="stop", output_tokens=request.num_tokens, stop_id=None, error=""
                 )
-            delta.prompt_logprobs += request.prompt_logprobs_without(len(request.prompt_ids))
             delta.finish = end
         return list(deltas.values())
-
-    def _prompt_logprobs(self, request: _Request, entries: Sequence[LogprobsEntry]) -> list[list[PromptLogprob] | None]:
-        """Return the log-probabilities of the next positions of a prompt: the prompt's token first, as in vLLM."""
-        positions = request.prompt_logprobs_without(request.logprob_start)
-        for chosen, ids, values in entries:
-            token = request.prompt_ids[request.num_prompt_logprobs]
-            request.num_prompt_logprobs += 1
-            rank = ids.index(token) + 1 if token in ids else None
-            text, raw = self._token(token)
-            position = [PromptLogprob(token, text, chosen, rank, raw)]
-            for i, (other, value) in enumerate(zip(ids, values)):
-                if other != token:
-                    text, raw = self._token(other)
-                    position.append(PromptLogprob(other, text, value, i + 1, raw))
-            positions.append(position)
-        return positions
-
-    def _logprob(self, token: int, chosen: float, ids: Sequence[int], values: Sequence[float]) -> TokenLogprob:
-        return TokenLogprob(
-            *self._token(token), chosen, [TokenLogprob(*self._token(t), v) for t, v in zip(ids, values)]
-        )
-
-    def _token(self, token: int) -> tuple[str, bytes]:
-        if self._tokenizer is None:
-            return f"token_id:{token}", b""
-        raw = self._tokenizer.token_bytes(token)
-        return raw.decode(errors="replace"), raw
 
 
 class _Request:
     """The detokenization state of one request. ``stopped`` is true once a stop string was found.
 
-    ``stop_tokens`` are the stop strings that are one special token, by the id of the token. ``prompt_ids`` is empty
-    unless the request asks for the prompt's log-probabilities. They begin at ``logprob_start``. No text of the first
+    ``stop_tokens`` are the stop strings that are one special token, by the id of the token. No text of the first
     ``min_tokens`` tokens is a stop string.
     """
 
@@ -148,15 +108,11 @@ class _Request:
         text: TextStream | None,
         stops: StopFinder | None,
         stop_tokens: Mapping[int, str],
-        prompt_ids: list[int],
         params: SamplingParams,
     ):
         self.min_tokens, self.include_stop = params.min_tokens, params.include_stop_str_in_output
         self._text, self._stops = text, stops
         self.stop_tokens = stop_tokens
-        self.prompt_ids = prompt_ids
-        self.logprob_start = min(max(params.logprob_start_len, 1), len(prompt_ids))
-        self.num_prompt_logprobs = 0  # the positions of the prompt that were reported, with log-probabilities or None
         self.num_tokens = 0
         self.stopped = False
 
@@ -179,12 +135,6 @@ class _Request:
         if not self.stopped:  # otherwise, the text that was held back completed another stop string
             delta.matched_stop, self.stopped = self.stop_tokens[token], True
             delta.text += delta.matched_stop if self.include_stop else ""
-
-    def prompt_logprobs_without(self, end: int) -> list[list[PromptLogprob] | None]:
-        """Report the positions of the prompt up to ``end`` as positions without log-probabilities."""
-        missing = max(end - self.num_prompt_logprobs, 0)
-        self.num_prompt_logprobs += missing
-        return [None] * missing
 
     def flush(self, delta: Delta) -> None:
         """Add the text that was held back to the request's last delta, unless that text completes a stop string."""

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from minisgl.core import Finished
-from minisgl.message import Delta, PromptLogprob, TokenLogprob
+from minisgl.message import Delta
 from minisgl.plugins.http.apis.completion import CompletionBuilder
 from minisgl.plugins.http.apis.full_answer import FullBuilder, FullChoice
+from minisgl.plugins.http.apis.logprobs import PromptLogprob, TokenLogprob
 from minisgl.server.generate import EventStream, ResponseBuilder
 from minisgl.server.request_record import Stream
 from minisgl.testing.serving import patient_timeout

@@ -24,7 +24,6 @@ from minisgl.message import (
     Message,
     NewRequest,
     Outputs,
-    PromptLogprob,
     Query,
     Replies,
     Schedule,
@@ -35,6 +34,7 @@ from minisgl.message import (
     pack_ids,
     unpack_ids,
 )
+from minisgl.plugins.http.apis.logprobs import PromptLogprob
 from minisgl.plugins.tokenizer.exact.tokenizer import BEGIN_CHARS_PER_TOKEN, ExactTokenizer
 from minisgl.server.text_process import TextWorker, warm_up, with_read_variables
 from minisgl.tokenizer import Tokenizer
@@ -252,6 +252,49 @@ def test_several_tokens_of_a_request_in_one_output(harness: Harness, tokenizer: 
     ]
     counts = {end.uid: (end.finish_reason, end.output_tokens) for end in harness.ends()}
     assert counts == {5: ("stop", 3), 6: ("stop", 3), 7: ("stop", 3)}
+
+
+def test_logprobs_have_token_bytes(tokenizer: Tokenizer) -> None:
+    harness, ids = Harness(tokenizer), tokenizer.encode("🙂", add_special_tokens=False)
+    new = [NewRequest(1, [], SamplingParams(logprobs=1))]
+    raw = b""
+    for token in ids:
+        harness.worker.handle(Outputs(new, Output([1], [token], [], {0: (-0.25, (token, ids[0]), (-0.25, -1.5))})))
+        message, new = harness.api[-1], []
+        assert isinstance(message, Replies)
+        (logprob,) = message.deltas[0].logprobs
+        assert (logprob.logprob, [top.logprob for top in logprob.top]) == (-0.25, [-0.25, -1.5])
+        assert logprob.text == logprob.raw.decode(errors="replace")
+        raw += logprob.raw
+    assert raw.strip() == "🙂".encode()
+
+
+def test_stops_have_no_logprobs(harness: Harness, tokenizer: Tokenizer) -> None:
+    """Neither a stop string that is one special token nor a stop token, unless the client wants to see it."""
+    eos = tokenizer.raw.token_to_id("<|eos|>")
+    ids = [*tokenizer.encode("Hello", add_special_tokens=False), eos]
+    shown = SamplingParams(logprobs=0, include_stop_str_in_output=True)
+    new = [
+        NewRequest(uid, [], params) for uid, params in ((1, SamplingParams(stop=("<|eos|>",), logprobs=0)), (3, shown))
+    ]
+    new.append(NewRequest(2, [], SamplingParams(logprobs=0)))
+    ends = [Finished(uid, "stop", 1, 0, len(ids), stop_id=eos) for uid in (2, 3)]
+    uids = [uid for uid in (1, 2, 3) for _ in ids]
+    entries = dict.fromkeys(range(len(uids)), (0.0, (), ()))
+    harness.worker.handle(Outputs(new, Output(uids, ids * 3, ends, entries)))
+    (message,) = harness.api
+    assert isinstance(message, Replies)
+    assert [delta.tokens for delta in message.deltas] == [ids] * 3
+    assert [len(delta.logprobs) for delta in message.deltas] == [len(ids) - 1, len(ids) - 1, len(ids)]
+
+
+def test_logprobs_without_their_plugin(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are refused by name. Other requests are not."""
+    monkeypatch.setattr("minisgl.server.text_process.exists", lambda name: False)
+    for uid, params in ((1, SamplingParams(logprobs=0)), (2, SamplingParams(prompt_logprobs=0)), (3, SamplingParams())):
+        harness.worker.handle(Submit([uid], TextPrompt("x"), params))
+    assert [(end.uid, end.field) for end in harness.ends()] == [(1, "logprobs"), (2, "logprobs")]
+    assert len(harness.scheduler) == 1
 
 
 def test_prompt_logprobs(harness: Harness, tokenizer: Tokenizer) -> None:

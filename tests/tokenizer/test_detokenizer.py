@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from minisgl.core import Finished, InvalidRequestError, LogprobsEntry, Output, SamplingParams
+from minisgl.core import Finished, InvalidRequestError, Output, SamplingParams
 from minisgl.message import Delta
 from minisgl.tokenizer import Detokenizer, Tokenizer
 
@@ -120,13 +120,11 @@ def test_stop_string_across_tokens(tokenizer: Tokenizer, stop: str) -> None:
 def test_a_special_token_as_stop_string(tokenizer: Tokenizer, stops: tuple[str, ...], skip: bool) -> None:
     """The token ends the request. The beginning of another stop string before it is text."""
     ids = [*tokenizer.encode("Hello world", add_special_tokens=False), tokenizer.raw.token_to_id("<|eos|>")]
-    params = SamplingParams(stop=stops, skip_special_tokens=skip, logprobs=0)
-    logprobs: dict[int, LogprobsEntry] = dict.fromkeys(range(2 * len(ids)), (0.0, (), ()))
+    params = SamplingParams(stop=stops, skip_special_tokens=skip)
     detokenizer = Detokenizer(tokenizer)
     detokenizer.add_request(1, [], params)
-    (delta,) = detokenizer.feed(Output([1] * (2 * len(ids)), [*ids, *ids], logprobs=logprobs))
+    (delta,) = detokenizer.feed(Output([1] * (2 * len(ids)), [*ids, *ids]))
     assert (delta.text, delta.matched_stop, delta.tokens) == ("Hello world", "<|eos|>", ids)
-    assert len(delta.logprobs) == len(ids) - 1  # like a stop token, it has none
     (last,) = detokenizer.feed(Output(finished=[Finished(1, "abort", output_tokens=99)]))
     assert last.finish is not None
     assert (last.finish.finish_reason, last.finish.output_tokens, last.text) == ("stop", len(ids), "")
@@ -197,17 +195,3 @@ def test_promise_1_one_finish_per_request(tokenizer: Tokenizer) -> None:
 def test_no_tokenizer_passes_tokens() -> None:
     deltas = play(None, [5], [1, 2, 3], SamplingParams(stop=("a",)), Finished(1, "length", 1, 0, 3))
     assert [(delta.tokens, delta.text) for delta in deltas] == [([1], ""), ([2], ""), ([3], "")]
-
-
-def test_logprobs_have_token_bytes(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode("🙂", add_special_tokens=False)
-    detokenizer = Detokenizer(tokenizer)
-    detokenizer.add_request(1, [], SamplingParams(logprobs=1))
-    raw = b""
-    for token in ids:
-        (delta,) = detokenizer.feed(Output([1], [token], logprobs={0: (-0.25, (token, ids[0]), (-0.25, -1.5))}))
-        (logprob,) = delta.logprobs
-        assert (logprob.logprob, [top.logprob for top in logprob.top]) == (-0.25, [-0.25, -1.5])
-        assert logprob.text == logprob.raw.decode(errors="replace")
-        raw += logprob.raw
-    assert raw.strip() == "🙂".encode()

@@ -15,9 +15,7 @@ import msgspec
 from minisgl.core import Finished
 from minisgl.message import (
     Prompt,
-    PromptLogprob,
     TextPrompt,
-    TokenLogprob,
     TokensPrompt,
     num_ids,
     pack_ids,
@@ -29,6 +27,7 @@ from minisgl.plugins.http.apis.full_answer import (
     full_choice,
     vllm_prompt_logprobs,
 )
+from minisgl.plugins.http.apis.logprobs import PromptLogprob, TokenLogprob
 from minisgl.plugins.http.apis.parameters import FullGenerateRequest
 from minisgl.plugins.http.apis.queries import ask_text, ask_tokens, in_time
 from minisgl.plugins.http.apis.token_ids import tokens_prompt

@@ -9,8 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from minisgl.core import Finished
-from minisgl.message import Delta, PromptLogprob, TokenLogprob
+from minisgl.message import Delta
+from minisgl.plugins.http.apis.logprobs import PromptLogprob, TokenLogprob
 from minisgl.server.answer import AnswerReader, CallArguments, CallBegin, Content, Part, PlainReader, Reasoning
 from minisgl.server.generate import Choice, ResponseBuilder, usage_of
 from minisgl.server.protocol import AnswerForm
@@ -53,8 +56,10 @@ class FullChoice(Choice):
             self.reasoning_tokens += self.num_unread if isinstance(parts[-1], Reasoning) else 0
             self.num_unread = 0
         self.has_calls = self.has_calls or any(isinstance(part, CallBegin) for part in parts)
-        self.logprobs += delta.logprobs
-        self.prompt_logprobs += delta.prompt_logprobs
+        if delta.logprobs:
+            self.logprobs += msgspec.convert(delta.logprobs, list[TokenLogprob])
+        if delta.prompt_logprobs:
+            self.prompt_logprobs += msgspec.convert(delta.prompt_logprobs, list[list[PromptLogprob] | None])
 
     @property
     def is_due(self) -> bool:
