@@ -36,7 +36,7 @@ hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
-# ---- parts -----------------------------------------------------------------------------------------------
+# ---- parts of an engine, and of the API server -----------------------------------------------------------
 
 
 @hookspec
@@ -53,9 +53,6 @@ def minisgl_configs() -> Iterable[tuple[str, str, type]]:
     something before torch is imported: `minisgl.plugin_manager.encoding`.
     """
     raise NotImplementedError
-
-
-# ---- the API server --------------------------------------------------------------------------------------
 
 
 @hookspec
@@ -177,7 +174,9 @@ def minisgl_wrap_constraint(
 
 
 @hookspec
-def minisgl_wrap_runner(config: Config, max_seq_len: int, device: torch.device) -> Callable[..., Any] | None:
+def minisgl_wrap_runner(
+    config: Config, max_seq_len: int, vocab_size: int, device: torch.device
+) -> Callable[..., Any] | None:
     """Wrap the runner of steps of a rank, to compute steps in another way or to compute more in them.
 
     When: once in each rank's process, at start, after the weights are loaded and before the KV pool is allocated: what
@@ -185,6 +184,7 @@ def minisgl_wrap_runner(config: Config, max_seq_len: int, device: torch.device) 
 
     - ``config``: all options.
     - ``max_seq_len``: the largest number of tokens of a request.
+    - ``vocab_size``: the number of tokens of the model's vocabulary.
     - ``device``: the device of this rank.
 
     Returns: a function ``wrap(runner, model_runner)``, which is called when the KV pool exists, and returns a

@@ -105,5 +105,7 @@ def force_acceptance(engine: TorchEngine, acceptance: float | None, seed: int = 
     The other ranks continue with the tokens of rank 0, so its sampler decides for all.
     """
     sampler = SyntheticSampler(engine.spec, engine.device, acceptance, seed)
+    for processor in engine.model_runner.sampler.processors.values():
+        sampler.add(processor)
     engine.kernels.convert_sampler(sampler)  # as `build_engine` converts the sampler that this one replaces
     engine.model_runner.sampler = sampler

@@ -135,8 +135,12 @@ def _assemble(
         for converter in converters:
             converter.prepare(model, max(max_step_tokens, config.max_running_requests))
 
-    wrappers = manager.hook.minisgl_wrap_runner(config=config, max_seq_len=max_seq_len, device=device)
-    spec = _allocate_pool(config, manager, model, attention, ctx, max_seq_len, model_config.vocab_size, rank)
+    manager.load_all("sampling")
+    vocab_size = model_config.vocab_size
+    wrappers = manager.hook.minisgl_wrap_runner(
+        config=config, max_seq_len=max_seq_len, vocab_size=vocab_size, device=device
+    )
+    spec = _allocate_pool(config, manager, model, attention, ctx, max_seq_len, vocab_size, rank)
     model_runner = ModelRunner(model, attention, ctx, spec, max_step_tokens=max_step_tokens, rank=rank, size=size)
     kernels.convert_sampler(model_runner.sampler)
     runner: StepRunner = model_runner if graph is None else graph.wrap(model_runner)

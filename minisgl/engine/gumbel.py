@@ -18,18 +18,14 @@ from torch import Tensor
 class Param(IntEnum):
     """The columns of the table of sampling parameters, int32 [request-pool rows, columns].
 
-    Their order matters: the sampler reads ranges of columns, such as `TEMPERATURE` to `MIN_P`.
+    Their order matters: `draw` reads the first three.
     """
 
     SEED_LOW = 0  # the two words of the seed key, see `seed_key`
     SEED_HIGH = 1
-    TEMPERATURE = 2  # the bits of a float32, as in the next five columns
+    TEMPERATURE = 2  # the bits of a float32, as in the next column
     TOP_P = 3
-    MIN_P = 4
-    REPETITION_PENALTY = 5
-    PRESENCE_PENALTY = 6
-    FREQUENCY_PENALTY = 7
-    TOP_K = 8  # 0: off
+    TOP_K = 4  # 0: off
 
 
 _MASK64 = (1 << 64) - 1

@@ -46,9 +46,9 @@ class SamplePlan(NamedTuple):
     """Parts of sampling that each row of logits uses, made on the host before the logits are computed."""
 
     flags: int  # bitwise or of the flags of all rows
-    rows: dict[int, I32]  # flag of a group (`sampler.GROUPS`) -> the rows that use it; no entry if all rows do
+    rows: dict[int, I32]  # flag of a group (`Sampler.groups`) -> the rows that use it; no entry if all rows do
     alternatives: I32 | None = None  # [rows] number of alternatives to report with the token; -1: no log-probabilities
-    bias_width: int = 0  # largest number of biased tokens of a row
+    req_pool_indices: I32 | None = None  # [rows], if a `LogitsProcessor` is used
 
 
 class SamplingInputs(NamedTuple):

@@ -1,17 +1,21 @@
-"""Logits processors, applied before a token is chosen: token masks, logit bias, penalties, top-k, top-p, min-p.
+"""What is applied to logits before a token is chosen: token masks, top-k, top-p, and the processors of plugins.
 
-Each function takes float32 logits [rows, vocab] and, as tensors, one parameter for each row. All data stays on the
-device, and no function keeps state. Order and meaning are those of vLLM and transformers: masks, bias, penalties,
-temperature, top-k, top-p, min-p, where each processor works on the result of the processor before it. A logit that is
--inf stays -inf, so no later processor allows a token that a mask forbids.
+Each function takes logits [rows, vocab] and, as tensors, one parameter for each row. All data stays on the device, and
+no function keeps state. A logit that is -inf stays -inf, so nothing that is applied later allows a token that a mask
+forbids.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from minisgl.core import Admission, SamplingParams
+from minisgl.engine.inputs import SamplingInputs
+from minisgl.engine.verification import Accepted
 
 PARTIAL_SORT_WIDTH = 256
 """For a row with top_k from 1 to this number, only this number of the row's largest logits is sorted. The width is a
@@ -19,6 +23,52 @@ constant, so the floating-point sums of a row do not depend on the parameters of
 
 MASK_BYTES = 32 << 20
 """Largest size in bytes of the masks that `mask_tokens` unpacks at a time."""
+
+
+_DEFAULT = SamplingParams()
+
+
+class LogitsProcessor:
+    """Changes the logits of the requests that ask for it, such as a penalty or a logit bias: `plugins/sampling`.
+
+    The result for a row must not depend on other rows. What the processor keeps of a request is in tensors with a row
+    for each request-pool row. They change only in `admit` and `commit`, which are called in the order of the steps.
+    """
+
+    parameters: tuple[str, ...] = ()
+    """Fields of `SamplingParams`. A request uses the processor if one of them does not have its default value."""
+    after_top_p = False
+    """Whether it is applied after temperature, top-k and top-p, and only to rows that are not greedy; or before."""
+
+    def is_used(self, params: SamplingParams) -> bool:
+        """Return whether a request with these parameters uses the processor."""
+        return any(getattr(params, name) != getattr(_DEFAULT, name) for name in self.parameters)
+
+    def admit(self, admissions: Sequence[Admission]) -> None:
+        """Note newly admitted requests that use the processor. It replaces what their request-pool rows had before."""
+
+    def apply(self, logits: Tensor, inputs: SamplingInputs, rows: Tensor | None) -> Tensor:
+        """Return the changed ``logits``, float32 [rows, vocab], which may be overwritten.
+
+        ``rows`` int32 [rows] says which of the step's sampled positions, as ``inputs`` has them, these are. None: all.
+        """
+        raise NotImplementedError
+
+    def commit(self, tokens: Tensor, inputs: SamplingInputs, accepted: Accepted | None, rows: Tensor | None) -> None:
+        """Note the ``tokens`` int64 [all sampled positions] of a step.
+
+        ``accepted`` is the result of ``inputs.verification``; None: every token counts. ``rows`` is as in `apply`.
+        """
+
+
+def select_rows(x: Tensor, rows: Tensor | None) -> Tensor:
+    """Return the given rows of x. None: return x itself."""
+    return x if rows is None else x.index_select(0, rows)
+
+
+def replace_rows(x: Tensor, rows: Tensor | None, part: Tensor) -> Tensor:
+    """Write ``part`` over the given rows of x and return x. None: return ``part``, which then has all rows."""
+    return part if rows is None else x.index_copy_(0, rows.long(), part)
 
 
 def mask_tokens(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
@@ -33,27 +83,6 @@ def mask_tokens(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         octets = words.view(torch.uint8)  # token t is bit t % 8 of octet t // 8, on a little-endian machine
         forbidden = (octets[:, :, None] >> shifts & 1).flatten(1)[:, : logits.shape[1]] == 0
         logits.index_copy_(0, some.long(), logits.index_select(0, some).masked_fill_(forbidden, -torch.inf))
-
-
-def add_bias(logits: Tensor, ids: Tensor, values: Tensor) -> Tensor:
-    """Add ``values`` [rows, k] to the logits of the token ids ``ids`` [rows, k] int64, in place.
-
-    Rows with fewer than k biased tokens are padded with value 0.
-    """
-    return logits.scatter_add_(1, ids, values)
-
-
-def apply_penalties(logits: Tensor, history: Tensor, repetition: Tensor, presence: Tensor, frequency: Tensor) -> Tensor:
-    """Lower the logits of tokens that occurred before. Penalties below 1 (repetition) or 0 (the others) raise them.
-
-    ``history`` int32 [rows, vocab] is twice the number of occurrences in the output, plus 1 if the token occurs in the
-    prompt. The repetition penalty (Keskar et al., "CTRL", 2019) applies to tokens of prompt and output. The presence
-    and frequency penalties apply to tokens of the output only, as OpenAI defines them.
-    """
-    scale = torch.where(history > 0, repetition[:, None], 1.0)
-    logits = torch.where(logits > 0, logits / scale, logits * scale)
-    counts = history >> 1
-    return logits - frequency[:, None] * counts - presence[:, None] * (counts > 0)
 
 
 def top_k_p_threshold(logits: Tensor, top_k: Tensor, top_p: Tensor, width: int, sums: Any = torch) -> Tensor:
@@ -74,14 +103,6 @@ def top_k_p_threshold(logits: Tensor, top_k: Tensor, top_p: Tensor, width: int, 
     kept = ((before < top_p[:, None]) | (top_p[:, None] >= 1.0)) & ~beyond
     kept[:, 0] = True
     return values.gather(1, kept.sum(dim=1, keepdim=True) - 1)
-
-
-def min_p_threshold(logits: Tensor, min_p: Tensor) -> Tensor:
-    """Return the logit [rows, 1] of a token that is ``min_p`` times as likely as the most likely token.
-
-    For ``min_p`` 0 the threshold is -inf. Source: Nguyen et al., "Turning up the heat: min-p sampling", 2024.
-    """
-    return logits.amax(dim=1, keepdim=True) + min_p.log()[:, None]
 
 
 def mask_below(logits: Tensor, threshold: Tensor) -> Tensor:

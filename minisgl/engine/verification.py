@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from minisgl.core import I32, Step
@@ -52,17 +51,6 @@ class Verification(NamedTuple):
     def counts(self, accepted: Accepted) -> Tensor:
         """Return whether the token of each sampled position counts, bool [positions]."""
         return self.offset < accepted.length.index_select(0, self.row)
-
-    def add_drafts(self, history: Tensor, group: Tensor | None) -> None:
-        """Count, in ``history``, the drafts of the same row before each sampled position as output tokens.
-
-        ``history`` int32 [group, vocab] is as in `minisgl.engine.logits_processors.apply_penalties` and is changed in
-        place. Its rows are the sampled positions in ``group``, int32; None: all.
-        """
-        row, offset = (self.row, self.offset) if group is None else (x.index_select(0, group) for x in self[3:])
-        before = torch.arange(self.drafts.shape[1] - 1, dtype=torch.int32, device=history.device) < offset[:, None]
-        drafts = self.drafts[:, :-1].index_select(0, row).clamp_(min=0)
-        history.scatter_add_(1, drafts.long(), before.int() * 2)
 
 
 def verification_arrays(step: Step) -> list[I32]:

@@ -19,8 +19,14 @@ if TYPE_CHECKING:
     from minisgl.tokenizer.tokenizer import Tokenizer
 
 
-TOKEN_RULES = ("min_tokens", "bad_words", "allowed_token_ids")
-"""The parameters for which ``plugins/constraint/token_rules`` is loaded."""
+PARAMETER_PLUGINS = {
+    **dict.fromkeys(("min_tokens", "bad_words", "allowed_token_ids"), ("constraint", "token_rules")),
+    **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), ("sampling", "penalties")),
+    "logit_bias": ("sampling", "logit_bias"),
+    "min_p": ("sampling", "min_p"),
+}
+"""Field of `SamplingParams` → the plugin, a kind and a name, without which a request with the field is refused."""
+_DEFAULT = SamplingParams()
 
 
 class RankZeroEngine(Engine, Protocol):
@@ -66,7 +72,7 @@ def build_scheduler(
             rounds=config.verification_rounds,
         )
     eos_ids = engine.eos_ids | frozenset(() if tokenizer is None else tokenizer.eos_ids)
-    loaded, hook = set[tuple[str, str]](), manager.hook
+    loaded, hook = set[tuple[str, str, str]](), manager.hook
 
     def constraint_of(req: Req) -> Any:
         grammar, vocab_size, made = req.params.grammar, engine.spec.vocab_size, None
@@ -74,11 +80,11 @@ def build_scheduler(
             if grammars is None:
                 raise InvalidRequestError(grammar.field, "This scheduler was built without a reader of grammars.")
             made = grammars.constraint(grammar, vocab_size, sorted(eos_ids))
-        for parameter, name in constraints_of(req.params) - loaded:
-            if not manager.load_built_in("constraint", name):
-                what = f"{parameter} needs the plugin plugins/constraint/{name}, which is missing."
+        for parameter, kind, name in plugins_of(req.params) - loaded:
+            if not manager.load_built_in(kind, name):
+                what = f"{parameter} needs the plugin plugins/{kind}/{name}, which is missing."
                 raise InvalidRequestError(parameter, what)
-            loaded.add((parameter, name))
+            loaded.add((parameter, kind, name))
         given = {"req": req, "vocab_size": vocab_size, "eos_ids": eos_ids, "tokenizer": tokenizer}
         for wrap in reversed(hook.minisgl_wrap_constraint(**given)):  # the plugin loaded last is the outermost
             made = wrap(made)
@@ -99,9 +105,13 @@ def build_scheduler(
     )
 
 
-def constraints_of(params: SamplingParams) -> set[tuple[str, str]]:
-    """Return the plugins of ``plugins/constraint`` that a request needs: the parameter that needs it, and its name."""
-    found = {(name, "token_rules") for name in TOKEN_RULES if getattr(params, name)}
+def plugins_of(params: SamplingParams) -> set[tuple[str, str, str]]:
+    """Return the plugins that a request needs: the parameter that needs it, its kind, and its name."""
+    found = {
+        (parameter, *plugin)
+        for parameter, plugin in PARAMETER_PLUGINS.items()
+        if getattr(params, parameter) != getattr(_DEFAULT, parameter)
+    }
     if params.grammar is not None and params.grammar.after:
-        found.add((params.grammar.field, "after_token"))
+        found.add((params.grammar.field, "constraint", "after_token"))
     return found

@@ -16,6 +16,8 @@ from minisgl.engine.gumbel import gumbel, seed_key, token_hashes
 from minisgl.engine.inputs import SamplingInputs
 from minisgl.engine.results import read_logprobs
 from minisgl.engine.sampler import Sampler
+from minisgl.plugins.sampling.min_p import min_p_threshold
+from minisgl.testing.samplers import full_sampler
 
 CPU = torch.device("cpu")
 VOCAB = 300
@@ -40,7 +42,7 @@ def draw(
 
 def sampler_with(params: Sequence[SamplingParams], vocab: int = VOCAB, **history: Any) -> Sampler:
     """Return a sampler with request i admitted into request-pool row i. Its seed is ``params[i].seed``, or else i."""
-    sampler = Sampler(len(params), vocab, CPU)
+    sampler = full_sampler(len(params), vocab, CPU)
     sampler.admit([Admission(i, i, p, p.seed if p.seed is not None else i, **history) for i, p in enumerate(params)])
     return sampler
 
@@ -71,30 +73,8 @@ def test_thresholds_equal_transformers(top_k: int, top_p: float, min_p: float, t
     scaled = logits / temperature
     ks, ps, ms = torch.full((8,), top_k), torch.full((8,), top_p), torch.full((8,), min_p)
     width = logits_processors.PARTIAL_SORT_WIDTH if 0 < top_k <= logits_processors.PARTIAL_SORT_WIDTH else VOCAB
-    top_k_p = logits_processors.top_k_p_threshold(scaled, ks, ps, width)
-    threshold = torch.maximum(top_k_p, logits_processors.min_p_threshold(scaled, ms))
-    torch.testing.assert_close(logits_processors.mask_below(scaled, threshold), expected)
-
-
-@pytest.mark.parametrize("penalty", [0.7, 1.3])
-def test_repetition_penalty_equals_transformers(penalty: float) -> None:
-    """The repetition penalty counts tokens of prompt and output, as in transformers."""
-    logits, history = random_logits(4), torch.randint(0, VOCAB, (4, 40), generator=torch.Generator().manual_seed(1))
-    expected = hf.RepetitionPenaltyLogitsProcessor(penalty)(history, logits)
-    seen = torch.zeros(4, VOCAB, dtype=torch.int32).scatter_(1, history[:, :25], 1)
-    seen.scatter_add_(1, history[:, 25:], torch.full((4, 15), 2, dtype=torch.int32))
-    zero = torch.zeros(4)
-    got = logits_processors.apply_penalties(logits, seen, torch.full((4,), penalty), zero, zero)
-    torch.testing.assert_close(got, expected)
-
-
-def test_presence_and_frequency_penalties() -> None:
-    """The presence and frequency penalties apply to tokens of the output only, as OpenAI defines them."""
-    logits = torch.zeros(1, 4)
-    seen = torch.tensor([[1, 2, 6, 0]], dtype=torch.int32)  # token 0 is in the prompt, 1 and 2 in the output
-    presence, frequency = torch.tensor([0.5]), torch.tensor([0.25])
-    got = logits_processors.apply_penalties(logits, seen, torch.ones(1), presence, frequency)
-    assert got.tolist() == [[0.0, -0.75, -1.25, 0.0]]  # OpenAI: mu - c * frequency - (c > 0) * presence
+    kept = logits_processors.mask_below(scaled, logits_processors.top_k_p_threshold(scaled, ks, ps, width))
+    torch.testing.assert_close(logits_processors.mask_below(kept, min_p_threshold(kept, ms)), expected)
 
 
 # ---- the draw ----------------------------------------------------------------------------------
@@ -115,7 +95,7 @@ def test_draws_follow_distribution(vary: str) -> None:
     n = 40_000
     params = SamplingParams(temperature=0.8)
     if vary == "seed":
-        sampler = Sampler(n, 8, CPU)
+        sampler = full_sampler(n, 8, CPU)
         sampler.admit([Admission(i, i, params, i) for i in range(n)])
         tokens, _ = draw(sampler, logits.expand(n, 8), range(n), [17] * n)
     else:
@@ -166,11 +146,11 @@ def test_retracted_request_draws_the_same() -> None:
     prompt = np.array([4, 5, 6], np.int32)
     steps = [random_logits(1, seed=s) for s in range(8)]
 
-    first = Sampler(4, VOCAB, CPU)
+    first = full_sampler(4, VOCAB, CPU)
     first.admit([Admission(0, 1, params, 77, prompt, np.empty(0, np.int32))])
     whole = [draw(first, logits, [0], [3 + i])[0][0] for i, logits in enumerate(steps)]
 
-    second = Sampler(4, VOCAB, CPU)
+    second = full_sampler(4, VOCAB, CPU)
     others = np.arange(0, VOCAB, 2, dtype=np.int32)
     second.admit([Admission(3, 9, params, 1, others, others + 1)])  # the row's history has every token
     draw(second, steps[0], [3], [3])
@@ -202,21 +182,6 @@ def test_extreme_parameters() -> None:
     assert tokens[:4] == logits.argmax(1).tolist()[:4]
 
 
-def test_logit_bias() -> None:
-    """A logit bias forces or bans tokens, whatever the number of biased tokens of the other rows."""
-    params = [
-        SamplingParams(temperature=0.0, logit_bias={5: 100.0}),
-        SamplingParams(temperature=0.0, logit_bias=dict.fromkeys(range(VOCAB - 1), -100.0)),
-        SamplingParams(temperature=0.0),
-    ]
-    sampler = Sampler(3, VOCAB, CPU)
-    for i, p in enumerate(params):
-        sampler.admit([Admission(i, i, p, 0)])
-    logits = random_logits(3)
-    tokens, _ = draw(sampler, logits, [2, 1, 0], [1, 1, 1])
-    assert tokens == [int(logits[0].argmax()), VOCAB - 1, 5]
-
-
 def test_logprobs() -> None:
     """Log-probabilities are those of the raw logits, before temperature and top-k, for the rows that ask for them."""
     params = [SamplingParams(temperature=2.0, top_k=5, logprobs=3), SamplingParams(), SamplingParams(logprobs=0)]
@@ -233,10 +198,8 @@ def test_logprobs() -> None:
 
 
 def test_greedy_batch_allocates_no_state() -> None:
-    """Token hashes, histories and the bias table are not allocated for greedy requests without penalties."""
+    """Token hashes are not allocated for greedy requests, and their plan has no flags."""
     sampler = sampler_with([SamplingParams(temperature=0.0)] * 4)
-    assert sampler.plan(np.arange(4, dtype=np.int32)) == (0, {}, None, 0)
+    assert sampler.plan(np.arange(4, dtype=np.int32)) == (0, {}, None, None)
     draw(sampler, random_logits(4), range(4), [1] * 4)
     assert sampler._hashes is None
-    assert sampler._history is None
-    assert sampler._bias is None

@@ -22,10 +22,11 @@ from minisgl.core import (
     TokenMasks,
 )
 from minisgl.engine import logits_processors
-from minisgl.engine.inputs import InputBuilder, SamplingInputs
+from minisgl.engine.inputs import InputBuilder
 from minisgl.engine.results import read_result
 from minisgl.engine.sampler import Sampler, state_bytes
 from minisgl.engine.verification import Verification, verification_arrays
+from minisgl.testing.samplers import full_sampler
 from minisgl.testing.steps import RowSpec, StepWriter
 
 CPU = torch.device("cpu")
@@ -44,7 +45,7 @@ class Sampling:
     """The parts of an engine that build the inputs of sampling and sample, with `logits_of` instead of a model."""
 
     def __init__(self, params: list[SamplingParams]):
-        self.builder, self.sampler = InputBuilder(SPEC, CPU), Sampler(SPEC.max_running_requests, VOCAB, CPU)
+        self.builder, self.sampler = InputBuilder(SPEC, CPU), full_sampler(SPEC.max_running_requests, VOCAB, CPU)
         history = {"prompt_ids": np.array(PROMPT, np.int32), "output_ids": np.array([50, 50, 60], np.int32)}
         self.sampler.admit([Admission(i, i, p, 100 + i, **history) for i, p in enumerate(params)])
 
@@ -160,33 +161,6 @@ def _assert_close(got: Any, expected: Any) -> None:
         assert (a.chosen, *a.top) == pytest.approx((b.chosen, *b.top), abs=1e-5)
 
 
-def test_penalties_see_drafts_before_a_position() -> None:
-    """With ``frequency_penalty`` 2, three positions whose likeliest tokens are 4 and 5 give [4, 5, 4], not [4, 4, 4].
-
-    The history then has the accepted tokens: 4 and 5 if the second draft is wrong.
-    """
-    sampler, builder = Sampler(4, 8, CPU), InputBuilder(EngineSpec(4, 40, 4, 40, 8), CPU)
-    empty = np.empty(0, np.int32)
-    sampler.admit([Admission(2, 0, SamplingParams(temperature=0.0, frequency_penalty=2.0), 0, empty, empty)])
-    logits = torch.zeros(1, 8)
-    logits[0, 4], logits[0, 5] = 3.0, 2.0
-    writer = StepWriter(EngineSpec(4, 40, 4, 40, 8))
-    for drafts, counts in (([4, 5], [2, 1]), ([4, 4], [1, 1])):
-        step = writer.step(RowSpec.verify(2, 10, drafts, 1))
-        builder.update_page_table(step)
-        plan = sampler.plan(np.repeat(step.req_pool_indices, 3))
-        inputs = builder.sampling_inputs(step, plan, builder.build(step)[1])
-        sampled = sampler.sample(logits.repeat(3, 1), inputs)
-        assert sampled.tokens.tolist() == [4, 5, 4] if drafts == [4, 5] else [4, 5, 5]
-        assert inputs.verification is not None
-        accepted = inputs.verification.accept(sampled.tokens)
-        assert accepted.length.tolist() == [3 if drafts == [4, 5] else 2]
-        sampler.commit(sampled.tokens, inputs, accepted)
-        assert sampler._history is not None
-        assert (sampler._history[2, 4:6] >> 1).tolist() == counts
-        sampler._history.zero_()
-
-
 def test_accept_equals_plain_loop() -> None:
     """`Verification.accept` gives the lengths and last tokens of a loop over rows and drafts."""
     rng = np.random.default_rng(0)
@@ -294,39 +268,10 @@ def test_logit_bias_is_limited() -> None:
     assert len(str(refused.value)) < 200
 
 
-def test_bias_costs_the_entries_of_the_step() -> None:
-    """A request with many biased tokens does not make the steps of other biased requests wider."""
-    small = SamplingParams(temperature=0.0, logit_bias={5: 100.0, 6: -1.0})
-    large = SamplingParams(temperature=0.0, logit_bias=dict.fromkeys(range(1, 1025), 1.0))
-    sampler = Sampler(4, 2000, CPU)
-    sampler.admit([Admission(0, 0, small, 0), Admission(1, 1, large, 0), Admission(2, 2, SamplingParams(), 0)])
-    widths = [sampler.plan(np.array(rows, np.int32)).bias_width for rows in ([0], [0, 1], [2], [0, 2, 0])]
-    assert widths == [2, 1024, 0, 2]
-    sampler.admit([Admission(1, 3, small, 0)])
-    assert sampler.plan(np.array([1], np.int32)).bias_width == 2
-
-
-def test_bias_of_the_preceding_request_is_gone() -> None:
-    """A request does not get the bias of the preceding request in its row, also beside a row with many entries."""
-    small = SamplingParams(temperature=0.0, logit_bias={5: -1.0})
-    large = SamplingParams(temperature=0.0, logit_bias=dict.fromkeys(range(1, 1025), 1.0))
-    sampler = Sampler(4, 2000, CPU)
-    sampler.admit([Admission(0, 0, large, 0), Admission(1, 1, large, 0)])
-    sampler.admit([Admission(1, 2, small, 0)])
-    rows = np.array([0, 1], np.int32)
-    logits = torch.zeros(2, 2000)
-    logits[:, 1500] = 0.5
-    inputs = SamplingInputs(None, torch.from_numpy(rows), torch.from_numpy(rows), sampler.plan(rows), {})
-    assert sampler.sample(logits, inputs).tokens.tolist() == [1, 1500]
-
-
 def test_state_bytes_count_all_tensors() -> None:
-    """`state_bytes` counts every tensor that a sampler keeps, whatever the requests."""
-    sampler = Sampling(ALL_PARAMS).sampler
-    assert (sampler._history is not None) and (sampler._bias is not None)
+    """`state_bytes` counts every tensor that a sampler keeps, whatever the requests, but for those of processors."""
+    sampler = Sampler(SPEC.max_running_requests, VOCAB, CPU)
     sampler._hashes = torch.zeros(VOCAB, dtype=torch.int32)
-    kept: list[torch.Tensor] = []
-    for value in vars(sampler).values():
-        kept += [t for t in (value if isinstance(value, tuple) else (value,)) if isinstance(t, torch.Tensor)]
-    assert len(kept) == 5
+    kept = [value for value in vars(sampler).values() if isinstance(value, torch.Tensor)]
+    assert len(kept) == 2
     assert sum(t.nbytes for t in kept) == state_bytes(SPEC.max_running_requests, VOCAB)

@@ -16,12 +16,13 @@ from minisgl.core import Admission, EngineSpec, SamplingParams, TokenMasks
 from minisgl.engine.build import build_engine, start_engine
 from minisgl.engine.engine import TorchEngine
 from minisgl.engine.inputs import InputBuilder
-from minisgl.engine.sampler import Sampler
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.graph.replaying import inputs as replaying_inputs
+from minisgl.plugins.sampling.penalties import Penalties
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.oracle import Oracle
+from minisgl.testing.samplers import full_sampler
 from minisgl.testing.steps import RowSpec, StepWriter
 from minisgl.testing.verification import PROMPTS, check_verification, decode_one_by_one, run_step
 
@@ -180,7 +181,7 @@ def test_prompt_logprobs_equal_transformers(words: list[str], manager: PluginMan
 def test_penalties_see_drafts() -> None:
     """As tests/engine: with ``frequency_penalty`` 2, three positions of one request give [4, 5, 4]."""
     device, spec = torch.device("cuda"), EngineSpec(4, 40, 4, 40, 8)
-    sampler, builder, empty = Sampler(4, 8, device), InputBuilder(spec, device), np.empty(0, np.int32)
+    sampler, builder, empty = full_sampler(4, 8, device), InputBuilder(spec, device), np.empty(0, np.int32)
     sampler.admit([Admission(2, 0, SamplingParams(temperature=0.0, frequency_penalty=2.0), 0, empty, empty)])
     logits = torch.zeros(3, 8, device=device)
     logits[:, 4], logits[:, 5] = 3.0, 2.0
@@ -193,8 +194,8 @@ def test_penalties_see_drafts() -> None:
     accepted = inputs.verification.accept(sampled.tokens)
     assert (accepted.length.tolist(), accepted.last.tolist()) == ([2], [5])
     sampler.commit(sampled.tokens, inputs, accepted)
-    assert sampler._history is not None
-    assert (sampler._history[2, 4:6] >> 1).tolist() == [1, 1]
+    (history,) = (p.history for p in sampler.processors.values() if isinstance(p, Penalties))
+    assert (history[2, 4:6] >> 1).tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("late", [False, True])

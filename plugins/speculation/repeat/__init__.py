@@ -18,7 +18,7 @@ from torch import Tensor
 from minisgl.core import I32, PENDING, Admission, Step, StepResult, TokenMasks
 from minisgl.engine.inputs import Line, SamplePlan, SamplingInputs
 from minisgl.engine.model_runner import Forward, ModelRunner, StepRunner
-from minisgl.engine.sampler import PENALTY
+from minisgl.engine.sampler import PROCESSORS
 from minisgl.engine.verification import Accepted
 from minisgl.plugins.kernels.ops.rounds import advance, next_drafts
 
@@ -100,7 +100,7 @@ class RoundsRunner:
                 logits = repeat.run()[: len(logits)]
             tokens = runner.draw(logits, inputs).tokens
             length = advance(tokens.view(-1, width), packed, self._history, table, size)
-            if runner.rank == 0 and inputs.plan.flags & PENALTY:
+            if runner.rank == 0 and inputs.plan.flags & PROCESSORS:
                 last = packed[Line.INPUT_ID, : len(logits) : width].long()
                 runner.sampler.commit(tokens, inputs, Accepted(length.long(), last))
             all_tokens.append(tokens)

@@ -8,12 +8,12 @@ import torch
 
 from minisgl import LLM, SamplingParams
 from minisgl.core import PENDING, Step
-from minisgl.engine import sampler
 from minisgl.engine.engine import TorchEngine
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.graph.replaying import warmup
 from minisgl.testing.ranks import leader_engine
+from minisgl.testing.samplers import full_sampler
 from minisgl.testing.steps import RowSpec, StepWriter
 
 OPTIONS = ["device=cpu", "num_pages=64", "max_prefill_tokens=48", "max_running_requests=4", "max_seq_len=200"]
@@ -81,11 +81,8 @@ def test_steps_fit_the_engine(rows: int, max_tokens: int) -> None:
 
 def test_every_part_of_sampling_is_used() -> None:
     """The parameters of the warm-up have every flag that a request can have, alone or with others."""
-    each = sampler.Sampler(4, 1000, torch.device("cpu"))
+    each = full_sampler(4, 1000, torch.device("cpu"))
     flags = 0
     for kind in warmup.KINDS:
         flags |= each._flags_of(kind)
-    every = sampler.MIN_P
-    for group in sampler.GROUPS:
-        every |= group
-    assert flags == every
+    assert flags == sum(each.groups)
