@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minisgl.core import Admission, SamplingParams
+from minisgl.core import Admission
 from minisgl.engine.inputs import SamplingInputs
 from minisgl.engine.verification import Accepted
 
@@ -23,9 +23,6 @@ constant, so the floating-point sums of a row do not depend on the parameters of
 
 MASK_BYTES = 32 << 20
 """Largest size in bytes of the masks that `mask_tokens` unpacks at a time."""
-
-
-_DEFAULT = SamplingParams()
 
 
 class LogitsProcessor:
@@ -39,10 +36,6 @@ class LogitsProcessor:
     """Fields of `SamplingParams`. A request uses the processor if one of them does not have its default value."""
     after_top_p = False
     """Whether it is applied after temperature, top-k and top-p, and only to rows that are not greedy; or before."""
-
-    def is_used(self, params: SamplingParams) -> bool:
-        """Return whether a request with these parameters uses the processor."""
-        return any(getattr(params, name) != getattr(_DEFAULT, name) for name in self.parameters)
 
     def admit(self, admissions: Sequence[Admission]) -> None:
         """Note newly admitted requests that use the processor. It replaces what their request-pool rows had before."""
@@ -59,16 +52,6 @@ class LogitsProcessor:
 
         ``accepted`` is the result of ``inputs.verification``; None: every token counts. ``rows`` is as in `apply`.
         """
-
-
-def select_rows(x: Tensor, rows: Tensor | None) -> Tensor:
-    """Return the given rows of x. None: return x itself."""
-    return x if rows is None else x.index_select(0, rows)
-
-
-def replace_rows(x: Tensor, rows: Tensor | None, part: Tensor) -> Tensor:
-    """Write ``part`` over the given rows of x and return x. None: return ``part``, which then has all rows."""
-    return part if rows is None else x.index_copy_(0, rows.long(), part)
 
 
 def mask_tokens(logits: Tensor, rows: Tensor, bits: Tensor) -> None:

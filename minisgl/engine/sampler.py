@@ -22,13 +22,14 @@ from minisgl.core import I32, Admission, SamplingParams, TokenMasks
 from minisgl.engine import logits_processors
 from minisgl.engine.gumbel import Param, draw, seed_key, token_hashes
 from minisgl.engine.inputs import SamplePlan, SamplingInputs, Uploader
-from minisgl.engine.logits_processors import LogitsProcessor, replace_rows, select_rows
+from minisgl.engine.logits_processors import LogitsProcessor
 from minisgl.engine.verification import Accepted
 
 # Flags of a request: which parts of sampling it uses. PARTIAL_SORT: top-k (and top-p) over the PARTIAL_SORT_WIDTH
 # largest logits; FULL_SORT: top-k or top-p over the whole vocabulary. The processors have the flags above these.
 RANDOM, PARTIAL_SORT, FULL_SORT, LOGPROBS = (1 << i for i in range(4))
 PROCESSORS = -1 << 4  # the flags of all processors
+_DEFAULT = SamplingParams()
 
 MIN_TEMPERATURE = 1e-5  # lower ones (of rows that are not greedy) are raised to it, or float32 could overflow
 
@@ -158,7 +159,8 @@ class Sampler:
                 flags |= FULL_SORT
         flags |= LOGPROBS if p.logprobs is not None else 0
         for flag, processor in self.processors.items():
-            if processor.is_used(p) and not (processor.after_top_p and p.greedy):
+            asked = any(getattr(p, name) != getattr(_DEFAULT, name) for name in processor.parameters)
+            if asked and not (processor.after_top_p and p.greedy):
                 flags |= flag
         return flags
 
@@ -197,3 +199,13 @@ class Sampler:
         keys = (select_rows(req_pool_indices, rows), select_rows(positions, rows))
         drawn = self.draw(select_rows(logits, rows), self.params, *keys, self._hashes, scaled=not filtered)
         return drawn if rows is None else self.argmax(logits).index_copy_(0, rows.long(), drawn)
+
+
+def select_rows(x: Tensor, rows: Tensor | None) -> Tensor:
+    """Return the given rows of x. None: return x itself."""
+    return x if rows is None else x.index_select(0, rows)
+
+
+def replace_rows(x: Tensor, rows: Tensor | None, part: Tensor) -> Tensor:
+    """Write ``part`` over the given rows of x and return x. None: return ``part``, which then has all rows."""
+    return part if rows is None else x.index_copy_(0, rows.long(), part)

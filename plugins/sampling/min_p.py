@@ -12,7 +12,8 @@ from torch import Tensor
 from minisgl.config import Config
 from minisgl.core import Admission
 from minisgl.engine.inputs import SamplingInputs, Uploader
-from minisgl.engine.logits_processors import LogitsProcessor, mask_below, select_rows
+from minisgl.engine.logits_processors import LogitsProcessor, mask_below
+from minisgl.engine.sampler import select_rows
 from minisgl.hooks import hookimpl
 
 if TYPE_CHECKING:
