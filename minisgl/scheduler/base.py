@@ -64,7 +64,8 @@ class Budget(Protocol):
         ``order`` has the most important request first. A waiting request counts if it fits beside the requests before
         it; after the first that does not fit, no further one counts. The victims are the last running requests of
         ``order``, the last of all first, and as few as possible. The budget stays as it is. Earlier grants of this
-        step do not change the result.
+        step do not change the result. The guard chooses them (`plugins/scheduler/victims.py`); without it, there are
+        none.
         """
 
 
@@ -80,17 +81,6 @@ class Plan(NamedTuple):
     retract: Sequence[int] = ()
 
 
-class Room(NamedTuple):
-    """What a policy wants to be changed before it plans a step.
-
-    ``retract``: uids of running requests to return to the waiting queue. ``priorities``: (uid, new priority) of waiting
-    requests.
-    """
-
-    retract: Sequence[int] = ()
-    priorities: Sequence[tuple[int, int]] = ()
-
-
 class SchedulerPolicy(Protocol):
     """Chooses the rows of the next step.
 
@@ -102,8 +92,8 @@ class SchedulerPolicy(Protocol):
       priority and then arrival. In either case, the most urgent request is never retracted for pages (promise 5).
     - ``make_queue(running: Callable[[], Sequence[Req]]) -> WaitingQueue``: the waiting queue, if it has another order.
       Called once; ``running()`` returns the running requests.
-    - ``make_room(planner: Planner) -> Room``: called before each call of `plan`, which then sees the requests with the
-      changes of the `Room`. It is for a policy that wraps a policy, as `minisgl.plugins.scheduler.guard` does.
+    - ``make_room(planner: Planner) -> Sequence[Req]``: called before each call of `plan`. Returns running requests that
+      are retracted before. It is for a policy that wraps a policy, as `minisgl.plugins.scheduler.guard` does.
     """
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:

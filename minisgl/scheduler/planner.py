@@ -20,20 +20,13 @@ from typing import Protocol, overload
 import numpy as np
 
 from minisgl.core import I32, Req
-from minisgl.scheduler.base import Plan, Room, Running, SchedulerPolicy, Waiting
+from minisgl.scheduler.base import Plan, Running, SchedulerPolicy, Waiting
 from minisgl.scheduler.cache_manager import AdmissionCost, CacheManager
 from minisgl.scheduler.waiting_queue import WaitingQueue
 
 MAX_ADMISSIONS = 256
 """The largest number of requests that one step admits. An admission costs the host some 25 µs, and a turn of the loop
 should take less than 10 ms. A burst of more short prompts is admitted over several steps."""
-
-RETRACTION_SLACK = 4
-"""Tokens for which a retraction frees pages beyond the reserve, for each running request that stays.
-
-The pages of a retracted request may become free only a turn later. The other requests have then grown, and the
-admission for which it was retracted must still fit beside the reserve.
-"""
 
 PREFILL_SHARE = 0.25
 """Decode rows leave at least this share of a step's tokens, rounded up, to prefill chunks.
@@ -62,7 +55,7 @@ class Requests(Protocol):
 class Planner:
     """Asks the policy for a plan, and checks it: promise 5 (no over-commitment) holds whatever its plans contain.
 
-    A policy that wraps the policy may ask the planner too: `fits`, `select_victims`, `waiting_view`.
+    A policy that wraps the policy may ask the planner too: `fits`, `waiting_view`.
     """
 
     def __init__(
@@ -72,11 +65,12 @@ class Planner:
         self.cache_manager, self.request_table = cache_manager, cache_manager.request_table
         self.max_prefill_tokens = max_prefill_tokens
         self.uses_priority: bool = getattr(policy, "uses_priority", False)
+        self.retractions: Callable[[Sequence[int]], list[int]] | None = None  # answers `Budget.retractions`
 
-    def room(self) -> Room:
-        """Return what the policy wants to be changed before it plans the next step."""
+    def make_room(self) -> Sequence[Req]:
+        """Return the running requests that the policy retracts before it plans the next step."""
         make_room = getattr(self.policy, "make_room", None)
-        return Room() if make_room is None else make_room(self)
+        return () if make_room is None else make_room(self)
 
     def plan(self, running: list[Running]) -> Plan:
         """Return the policy's plan of the next step. ``running`` are the views of the running requests.
@@ -107,7 +101,7 @@ class Planner:
             pages=self.cache_manager.num_available_pages,
             reserved_pages=int(self.request_table.page_growth(num_reserved_tokens).sum()) if num_reserved_tokens else 0,
             admission_cost=self._admission_cost,
-            retractions=self._retractions,
+            retractions=self.retractions,
         )
 
     def grant_again(self, rows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -158,51 +152,6 @@ class Planner:
                 step - req.queued_at_step,
                 req.priority,
             )
-
-    def _retractions(self, uids: Sequence[int]) -> list[int]:
-        """Return the uids of the running requests to retract for the waiting ones: see `Budget.retractions`."""
-        _, victims = self.select_victims([self.requests.requests[uid] for uid in uids], RETRACTION_SLACK)
-        return [req.uid for req in victims]
-
-    def select_victims(self, order: Sequence[Req], slack: int = 0) -> tuple[list[Req], list[Req]]:
-        """Return the waiting requests of ``order`` that can be admitted, and the running ones to retract for them.
-
-        ``order`` has the most important request first. The running requests that are not in ``order`` count as
-        retracted. A waiting request can be admitted if it fits beside those before it in ``order``; after one that does
-        not fit, no further one is admitted. Each request that stays keeps the pages of the reserve, and pages for
-        ``slack`` tokens more. The victims are the last running requests of ``order``, the last one first.
-        """
-        table, spec = self.request_table, self.cache_manager.spec
-        growth = table.page_growth(self.cache_manager.reserve.num_tokens + slack) + table.num_promised_pages
-        is_used = np.zeros(spec.num_pages + 1, bool)
-        is_used[spec.num_pages] = True  # the scratch page, where a match has no page of its group
-        admitted, victims = list[Req](), list[Req]()
-        num_pages = num_rows = num_grown = 0  # num_grown: pages for later tokens of the request admitted last
-        is_full = False
-        for req in order:
-            if req.req_pool_idx < 0:
-                if is_full:
-                    continue
-                match, cost = self.cache_manager.match(req), self.cache_manager.admission_cost(req)
-                cached, num_new = match.pages, cost.pages - match.unlocked
-                need = num_pages + num_grown + num_new + int(np.count_nonzero(~is_used[cached]))
-                if need > spec.num_pages or num_rows == spec.max_running_requests:
-                    is_full = True
-                    continue
-                num_grown = cost.growth
-                is_used[cached] = True
-                admitted.append(req)
-            else:
-                pages = table.pages_of(req)
-                need = num_pages + int(np.count_nonzero(~is_used[pages])) + int(growth[req.req_pool_idx])
-                is_too_many = need > spec.num_pages or num_rows == spec.max_running_requests
-                if admitted and (victims or is_too_many):
-                    victims.append(req)
-                    is_full = True
-                    continue
-                is_used[pages] = True
-            num_pages, num_rows = need, num_rows + 1
-        return admitted, victims[::-1]
 
     def victims(self) -> list[Req]:
         """Return the running requests in the order in which they are retracted when decode runs out of pages.

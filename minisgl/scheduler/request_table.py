@@ -24,7 +24,6 @@ class RequestTable:
     - ``num_pages``: number of filled columns in this row of ``page_table``.
     - ``last_step``: the last step in which the request had a row.
     - ``admission_order``: number of the admission that occupies the row; -1 if the row is not occupied.
-    - ``num_promised_pages``: free or evictable pages that are kept for the rest of the prompt; 0 here.
 
     ``page_table`` is int32 ``[max_running_requests, columns of all groups]``.
     """
@@ -41,7 +40,6 @@ class RequestTable:
             self.last_step,
             self.admission_order,
         ) = (np.full(n, -1, np.int32) for _ in range(7))
-        self.num_promised_pages: I32 = np.zeros(n, np.int32)
         self.page_table: I32 = np.full((n, len(spec.groups) * spec.num_columns), -1, np.int32)
         self._running: dict[int, Req] = {}  # running requests by admission order, in this order
         self._reqs: list[Req] | None = []  # its values; None after a change

@@ -232,11 +232,8 @@ class Scheduler:
         ``views`` are the running requests. The result is empty only if a step is in flight, or if no request can
         compute anything.
         """
-        room = self.planner.room()
-        for uid, priority in room.priorities:
-            self.waiting.set_priority(self.requests[uid], priority)
-        if room.retract:
-            self._retract([self.requests[uid] for uid in room.retract])
+        if in_the_way := self.planner.make_room():
+            self._retract(in_the_way)
             views = self.request_table.running_views(self.next_step_id)
         plan = self.planner.plan(views)
         rows = plan.rows

@@ -88,7 +88,7 @@ def _check_tokens(prompt_ids: Sequence[int] | I32, vocab_size: int) -> I32:
 NO_GROUP = 0
 """The group of a request that belongs to no group."""
 
-_urgency, _arrival = attrgetter("urgency"), attrgetter("arrival")
+_urgency = attrgetter("urgency")
 
 
 class WaitingQueue:
@@ -96,57 +96,39 @@ class WaitingQueue:
 
     Without priorities, that is the order of arrival. A retracted request returns to the place of its first arrival.
 
-    The queue is kept in sorted lists, and a request is found by binary search. Adding or removing a request moves the
-    list's later entries, which takes some microseconds in a queue of 10,000 requests.
+    The queue is a sorted list, and a request is found by binary search. Adding or removing a request moves the list's
+    later entries, which takes some microseconds in a queue of 10,000 requests.
     """
 
     def __init__(self) -> None:
-        self._by_arrival: list[Req] = []
-        self._by_urgency: list[Req] = []
-
-    def _list_of(self, req: Req) -> list[Req]:
-        """Return the list, sorted by urgency, that the request is in or belongs to. A fair queue has several."""
-        return self._by_urgency
+        self._reqs: list[Req] = []
 
     def add(self, req: Req) -> None:
         """Add a request, at the place of its priority and its arrival number."""
-        insort(self._by_arrival, req, key=_arrival)
-        insort(self._list_of(req), req, key=_urgency)
+        insort(self._reqs, req, key=_urgency)
 
     def remove(self, req: Req) -> None:
         """Remove a request. Raise KeyError if it is not in the queue."""
         if req not in self:
             raise KeyError(req.uid)
-        del self._by_arrival[bisect_left(self._by_arrival, req.arrival, key=_arrival)]
-        reqs = self._list_of(req)
-        del reqs[bisect_left(reqs, req.urgency, key=_urgency)]
-
-    def set_priority(self, req: Req, priority: int) -> None:
-        """Change the priority of a request in the queue."""
-        self.remove(req)
-        req.priority = priority
-        self.add(req)
+        del self._reqs[bisect_left(self._reqs, req.urgency, key=_urgency)]
 
     def clear(self) -> None:
         """Remove all requests."""
-        for req in list(self._by_arrival):
+        for req in list(self):
             self.remove(req)
 
     def first(self) -> Req | None:
-        """Return the request that arrived first, whatever its priority; None if the queue is empty."""
-        return self._by_arrival[0] if self._by_arrival else None
-
-    def most_urgent(self) -> Req | None:
-        """Return the first request in the order of the queue; None if the queue is empty."""
-        return next(iter(self), None)
+        """Return the first request of the queue; None if it is empty. `FairQueue`: the one that arrived first."""
+        return self._reqs[0] if self._reqs else None
 
     def __len__(self) -> int:
-        return len(self._by_arrival)
+        return len(self._reqs)
 
     def __contains__(self, req: Req) -> bool:
-        i = bisect_left(self._by_arrival, req.arrival, key=_arrival)
-        return i < len(self) and self._by_arrival[i].arrival == req.arrival
+        i = bisect_left(self._reqs, req.urgency, key=_urgency)
+        return i < len(self._reqs) and self._reqs[i].arrival == req.arrival
 
     def __iter__(self) -> Iterator[Req]:
         """Yield the requests in order of urgency. The queue must not change meanwhile."""
-        return iter(self._by_urgency)
+        return iter(self._reqs)

@@ -18,6 +18,7 @@ If no request has a group, this is the order of arrival.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -28,12 +29,15 @@ from typing import TYPE_CHECKING, Any
 from minisgl.config import Config
 from minisgl.core import Req
 from minisgl.hooks import hookimpl
-from minisgl.scheduler.base import Budget, Plan, Room, Running, SchedulerPolicy, Waiting
-from minisgl.scheduler.planner import RETRACTION_SLACK, WaitingView
+from minisgl.plugins.scheduler.victims import RETRACTION_SLACK, retractions, select_victims
+from minisgl.scheduler.base import Budget, Plan, Running, SchedulerPolicy, Waiting
+from minisgl.scheduler.planner import WaitingView
 from minisgl.scheduler.waiting_queue import NO_GROUP, WaitingQueue
 
 if TYPE_CHECKING:
     from minisgl.scheduler.planner import Planner
+
+_urgency, _arrival = attrgetter("urgency"), attrgetter("arrival")
 
 
 class StarvationGuard:
@@ -41,7 +45,7 @@ class StarvationGuard:
 
     def __init__(self, policy: SchedulerPolicy, starvation_steps: int):
         self.policy, self.starvation_steps = policy, starvation_steps
-        self._running: Callable[[], Sequence[Req]] = list  # returns the running requests
+        self._queue = FairQueue(list)
         self._oldest: Req | None = None  # the waiting request that arrived first, when the last plan was made
         self._oldest_since = 0  # the first step whose plan it was waiting for in this place
         self._claimed: Req | None = None  # the waiting request for which requests of other groups were retracted
@@ -57,26 +61,27 @@ class StarvationGuard:
 
     def make_queue(self, running: Callable[[], Sequence[Req]]) -> FairQueue:
         """Return the scheduler's waiting queue. ``running()`` returns the running requests."""
-        self._running = running
-        return FairQueue(running)
+        self._queue = FairQueue(running)
+        return self._queue
 
     def victims(self, running: Sequence[Running]) -> Sequence[int]:
         """Return the uids of ``running``, the first to retract first: as the wrapped policy says, or `by_urgency`."""
         choose = getattr(self.policy, "victims", None)
-        return [req.uid for req in reversed(by_urgency(self._running()))] if choose is None else choose(running)
+        return [req.uid for req in reversed(by_urgency(self._queue.running()))] if choose is None else choose(running)
 
-    def make_room(self, planner: Planner) -> Room:
-        """Return what must change before the plan, so that the request that it must contain fits: see `Room`."""
-        self._planner = planner
+    def make_room(self, planner: Planner) -> Sequence[Req]:
+        """Return the requests to retract before the plan, so that the request that it must contain fits."""
+        self._planner, planner.retractions = planner, partial(retractions, planner)
         self._forced, in_the_way, self._fits_later = self._forced_admission(planner)
         if self._forced is None:
-            return Room()
+            return ()
         # The request gets the priority of the most urgent waiting request, which may be one that is retracted for it.
         # Otherwise that request would take the room back in the next step.
-        most_urgent = planner.requests.waiting.most_urgent()
+        most_urgent = self._queue.most_urgent()
         priority = min(req.priority for req in [self._forced, most_urgent or self._forced, *in_the_way])
-        promoted = [(self._forced.uid, priority)] if priority < self._forced.priority else []
-        return Room([req.uid for req in in_the_way], promoted)
+        if priority < self._forced.priority:
+            self._queue.set_priority(self._forced, priority)
+        return in_the_way
 
     def _forced_admission(self, planner: Planner) -> tuple[Req | None, list[Req], bool]:
         """Return a waiting request that the next plan must contain, or None, and what its admission takes.
@@ -97,7 +102,7 @@ class StarvationGuard:
         if planner.fits(claimant):
             return (claimant if claimant is claimed else None), [], False
         kept, taken = behind(claimant, planner.request_table.reqs)
-        fits, victims = planner.select_victims([*kept, claimant, *taken], RETRACTION_SLACK)
+        fits, victims = select_victims(planner, [*kept, claimant, *taken], RETRACTION_SLACK)
         if not fits:
             return None, [], False
         self._claimed = claimant
@@ -108,7 +113,7 @@ class StarvationGuard:
 
         Also return it if requests were retracted for it before: it is then ``claimed``.
         """
-        first = planner.requests.waiting.most_urgent()
+        first = self._queue.most_urgent()
         num_running = Counter(req.group for req in planner.request_table.reqs)
         del num_running[NO_GROUP]
         if first is None or not num_running:
@@ -137,7 +142,7 @@ class StarvationGuard:
         While a more urgent request is open, it must also have been the oldest waiting one for as many steps. Otherwise
         every request of a long queue, in which all have waited that long, would take the room of the urgent request.
         """
-        step, first = planner.requests.next_step_id, planner.requests.waiting.first()
+        step, first = planner.requests.next_step_id, self._queue.first()
         if first is not self._oldest:
             self._oldest, self._oldest_since = first, step
         if first is None or step - first.queued_at_step < self.starvation_steps:
@@ -150,7 +155,7 @@ class StarvationGuard:
         """Return whether a more urgent request than ``waiting`` is open."""
         if not self.uses_priority:
             return False
-        most_urgent = planner.requests.waiting.most_urgent()
+        most_urgent = self._queue.most_urgent()
         return (most_urgent is not None and most_urgent.priority < waiting.priority) or any(
             req.priority < waiting.priority for req in planner.request_table.reqs
         )
@@ -166,7 +171,7 @@ class StarvationGuard:
         running = sorted(self._planner.request_table.reqs, key=attrgetter("urgency"))
         older = [req for req in running if req.arrival < starved.arrival]
         younger = [req for req in running if req.arrival > starved.arrival]
-        fits, victims = self._planner.select_victims([*older, starved, *younger])
+        fits, victims = select_victims(self._planner, [*older, starved, *younger])
         return victims if fits else None
 
     def _starved_rows(self, planner: Planner, running: Sequence[Running], budget: Budget) -> list[tuple[int, int]]:
@@ -196,30 +201,61 @@ class FairQueue(WaitingQueue):
 
     def __init__(self, running: Callable[[], Sequence[Req]]):
         super().__init__()
-        self._running = running
+        self.running = running
+        self._by_arrival: list[Req] = []
         self._groups: dict[int, list[Req]] = {}  # the requests of each group, by urgency; no entry is empty
 
-    def _list_of(self, req: Req) -> list[Req]:
-        return self._by_urgency if req.group == NO_GROUP else self._groups.setdefault(req.group, [])
+    def add(self, req: Req) -> None:
+        """Add a request, at the place of its priority, its rank and its arrival number."""
+        insort(self._by_arrival, req, key=_arrival)
+        if req.group == NO_GROUP:
+            super().add(req)
+        else:
+            insort(self._groups.setdefault(req.group, []), req, key=_urgency)
 
     def remove(self, req: Req) -> None:
         """Remove a request. Raise KeyError if it is not in the queue."""
-        super().remove(req)
-        if req.group in self._groups and not self._groups[req.group]:
+        if req not in self:
+            raise KeyError(req.uid)
+        del self._by_arrival[bisect_left(self._by_arrival, req.arrival, key=_arrival)]
+        reqs = self._groups.get(req.group, self._reqs)
+        del reqs[bisect_left(reqs, req.urgency, key=_urgency)]
+        if req.group in self._groups and not reqs:
             del self._groups[req.group]
+
+    def set_priority(self, req: Req, priority: int) -> None:
+        """Change the priority of a request in the queue."""
+        self.remove(req)
+        req.priority = priority
+        self.add(req)
+
+    def first(self) -> Req | None:
+        """Return the request that arrived first, whatever its priority; None if the queue is empty."""
+        return self._by_arrival[0] if self._by_arrival else None
+
+    def most_urgent(self) -> Req | None:
+        """Return the first request in the order of the queue; None if the queue is empty."""
+        return next(iter(self), None)
+
+    def __len__(self) -> int:
+        return len(self._by_arrival)
+
+    def __contains__(self, req: Req) -> bool:
+        i = bisect_left(self._by_arrival, req.arrival, key=_arrival)
+        return i < len(self) and self._by_arrival[i].arrival == req.arrival
 
     def __iter__(self) -> Iterator[Req]:
         """Yield the requests in order. The queue must not change meanwhile."""
         return self._in_turn() if self._groups else super().__iter__()
 
     def _in_turn(self) -> Iterator[Req]:
-        num_running = Counter(req.group for req in self._running())
+        num_running = Counter(req.group for req in self.running())
 
         def keyed(reqs: Sequence[Req], first_rank: int, step: int) -> Iterator[tuple[int, int, int, Req]]:
             return ((req.priority, first_rank + i * step, req.arrival, req) for i, req in enumerate(reqs))
 
         queues = [keyed(reqs, num_running[group], 1) for group, reqs in self._groups.items()]
-        return (entry[-1] for entry in merge(keyed(self._by_urgency, 0, 0), *queues))
+        return (entry[-1] for entry in merge(keyed(self._reqs, 0, 0), *queues))
 
 
 def ranks(running: Iterable[Req]) -> dict[int, int]:

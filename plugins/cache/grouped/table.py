@@ -15,6 +15,7 @@ class GroupTable(RequestTable):
     - ``firsts``, ``ends`` int32 ``[rows, groups]``: the columns that hold pages are those from ``firsts`` to ``ends``,
       without the last. ``firsts`` is 0 in a group without a window.
     - ``is_cached`` bool ``[rows, groups, columns]``: whether the page of such a column belongs to the prefix cache.
+    - ``num_promised_pages`` int32 ``[rows]``: free or evictable pages that are kept for the rest of the prompt.
     - ``spares``: pages of the request that are in no column: those that were behind its window.
     """
 
@@ -25,6 +26,7 @@ class GroupTable(RequestTable):
         self.firsts: I32 = np.zeros((rows, groups), np.int32)
         self.ends: I32 = np.zeros((rows, groups), np.int32)
         self.is_cached = np.zeros((rows, groups, spec.num_columns), bool)
+        self.num_promised_pages: I32 = np.zeros(rows, np.int32)
         self.spares: list[list[list[int]]] = [[[] for _ in spec.groups] for _ in range(rows)]
         self.num_spares: I32 = np.zeros((rows, groups), np.int32)
         self.windows: I32 = np.array([group.window for group in spec.groups], np.int32)
