@@ -21,7 +21,6 @@ from torch import Tensor
 
 from minisgl.attention import AttnBatch
 from minisgl.core import I32, PENDING, EngineSpec, Step
-from minisgl.engine.prompt_logprobs import PromptPositions, prompt_arrays
 from minisgl.engine.verification import Verification, verification_arrays
 
 
@@ -240,9 +239,3 @@ class InputBuilder:
         return SamplingInputs(
             indices, req_pool_indices, positions, plan, groups, Verification(*more[: len(verification)])
         )
-
-    def prompt_positions(self, step: Step) -> PromptPositions:
-        """Return the positions of a step whose logits score prompts, as tensors on the device."""
-        num_top = max(r.num_top for r in step.prompt_logprobs)
-        indices, targets = self.upload(prompt_arrays(step))
-        return PromptPositions(indices, targets, num_top)

@@ -18,7 +18,6 @@ from torch import Tensor
 from minisgl.attention import AttentionBackend, AttnBatch
 from minisgl.core import EngineSpec, Step, StepResult, TokenMasks
 from minisgl.engine.inputs import InputBuilder, Line, ModelInputs, SamplePlan, SamplingInputs
-from minisgl.engine.prompt_logprobs import PromptPositions, score_prompt
 from minisgl.engine.results import read_result
 from minisgl.engine.sampler import Sampled, Sampler
 from minisgl.engine.verification import Accepted
@@ -34,7 +33,7 @@ class Prepared(NamedTuple):
     step: Step
     tokens: ModelInputs
     sampling: SamplingInputs | None  # None: no row samples
-    prompt: PromptPositions | None  # None: the step scores no prompt
+    scored: Tensor | None  # int32: tokens whose hidden states `ModelRunner.scorer` reads. None: the step scores none
     batch: AttnBatch
     indices: Tensor | None  # int32: tokens whose hidden states are needed: first those to sample after. None: all
 
@@ -48,7 +47,7 @@ class Forward(NamedTuple):
     """A step whose forward pass was launched, before it samples.
 
     ``logits`` [sampled positions, vocab] and ``sampling`` are None if no row samples. ``scores`` is the result of
-    `score_prompt`, empty if the step scores no prompts.
+    `Scorer.score`, empty if the step scores no prompts.
     """
 
     step: Step
@@ -56,6 +55,19 @@ class Forward(NamedTuple):
     sampling: SamplingInputs | None
     scores: dict[str, Tensor]
     repeat: Any | None = None  # from a wrapper that can launch the pass again: its inputs, and a method ``run``
+
+
+class Scorer(Protocol):
+    """Reads hidden states of a step beside those to sample after, to score prompts: `plugins/sampling`."""
+
+    def indices(self, step: Step) -> Tensor:
+        """Return the tokens of the step whose hidden states it reads: their indices, int32, on the device."""
+
+    def score(self, step: Step, hidden: Tensor) -> dict[str, Tensor]:
+        """Return what `read` needs of the hidden states [indices, hidden], by name. Every rank makes this call."""
+
+    def read(self, step: Step, result: StepResult, arrays: Mapping[str, npt.NDArray[Any]]) -> StepResult:
+        """Return the result of the step with the scores. ``arrays`` are the tensors of `score`, on the host."""
 
 
 class StepRunner(Protocol):
@@ -135,6 +147,7 @@ class ModelRunner:
         self.max_step_tokens, self.rank, self.size, self.device = max_step_tokens, rank, size, ctx.device
         self.sampler = Sampler(spec.max_running_requests, spec.vocab_size, self.device)
         self.inputs = InputBuilder(spec, self.device)
+        self.scorer: Scorer | None = None  # set if a plugin scores prompts
         # [request-pool rows, the scratch row included]: the token that the row sampled last.
         self.last_token_ids = torch.zeros(spec.max_running_requests + 1, dtype=torch.int64, device=self.device)
 
@@ -175,15 +188,15 @@ class ModelRunner:
         self.attention.plan(batch)
         self.ctx.batch, self.ctx.state_saves = batch, step.state_saves
         sampling = None if plan is None else self.inputs.sampling_inputs(step, plan, batch)
-        prompt = self.inputs.prompt_positions(step) if step.prompt_logprobs else None
+        scored = self.scorer.indices(step) if step.prompt_logprobs and self.scorer is not None else None
         indices: Tensor | None
         if sampling is None:  # if no hidden state is needed, pass token 0 as a dummy: the model needs an index
-            indices = batch.cu_seqlens_q[:1] if prompt is None else prompt.indices
+            indices = batch.cu_seqlens_q[:1] if scored is None else scored
         else:
             indices = sampling.logits_indices
-            if prompt is not None and indices is not None:
-                indices = torch.cat((indices, prompt.indices))
-        return Prepared(step, tokens, sampling, prompt, batch, indices)
+            if scored is not None and indices is not None:
+                indices = torch.cat((indices, scored))
+        return Prepared(step, tokens, sampling, scored, batch, indices)
 
     def hidden(self, prepared: Prepared) -> Tensor:
         """Run the model. Return the hidden states [tokens, hidden] of the tokens in ``prepared.indices``."""
@@ -193,10 +206,8 @@ class ModelRunner:
         """Compute the logits of the positions that sample, and the scores of prompt tokens."""
         num_sampled, scores = prepared.num_sampled, {}
         logits = None if prepared.sampling is None else self.model.logits(hidden[:num_sampled])
-        if prepared.prompt is not None:
-            scores = score_prompt(
-                hidden[num_sampled:], prepared.prompt, self.model.logits, self.sampler.log_sum_exp, self.spec.vocab_size
-            )
+        if prepared.scored is not None and self.scorer is not None:
+            scores = self.scorer.score(prepared.step, hidden[num_sampled:])
         return Forward(prepared.step, logits, prepared.sampling, scores)
 
     def sample(self, forward: Forward, masks: TokenMasks | None) -> dict[str, Tensor]:
@@ -214,7 +225,8 @@ class ModelRunner:
 
     def read(self, step: Step, plan: SamplePlan | None, arrays: Mapping[str, npt.NDArray[Any]]) -> StepResult:
         """Return the result of a step. ``arrays`` are the tensors that `sample` returned, on the host."""
-        return read_result(step, plan, arrays)
+        result = read_result(step, plan, arrays)
+        return self.scorer.read(step, result, arrays) if step.prompt_logprobs and self.scorer is not None else result
 
     # ---- its parts ------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from minisgl.core import I32, I64, Logprobs, Step, StepResult
 from minisgl.engine.inputs import SamplePlan
-from minisgl.engine.prompt_logprobs import read_prompt_logprobs
 
 F32 = npt.NDArray[np.float32]
 
@@ -18,20 +17,15 @@ F32 = npt.NDArray[np.float32]
 def read_result(step: Step, plan: SamplePlan | None, arrays: Mapping[str, npt.NDArray[Any]]) -> StepResult:
     """Return the result of ``step``.
 
-    ``arrays`` are by name: the fields of `Sampled` (none if no row samples), ``accepted`` int64 with one entry for each
-    row that samples (only if a row verifies), and the result of `score_prompt` (only if the step scores prompts).
-    ``plan`` is the plan of sampling; None if no row samples.
+    ``arrays`` are by name: the fields of `Sampled` (none if no row samples), and ``accepted`` int64 with one entry for
+    each row that samples (only if a row verifies). ``plan`` is the plan of sampling; None if no row samples.
     """
     tokens, accepted = _read_tokens(step, arrays)
     logprobs = None
     if plan is not None and "chosen" in arrays:
         entries = read_logprobs(plan, arrays["chosen"], arrays["top"], arrays["top_ids"])
         logprobs = _read_row_logprobs(step, accepted, entries)
-    prompt: tuple[tuple[Logprobs, ...], ...] = ()
-    if "prompt_chosen" in arrays:
-        top, top_ids = arrays.get("prompt_top"), arrays.get("prompt_top_ids")
-        prompt = read_prompt_logprobs(step.prompt_logprobs, arrays["prompt_chosen"], top, top_ids)
-    return StepResult(step.id, tokens, accepted, logprobs, prompt)
+    return StepResult(step.id, tokens, accepted, logprobs)
 
 
 def _read_tokens(step: Step, arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[I32, I32]:

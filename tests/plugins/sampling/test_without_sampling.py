@@ -20,7 +20,7 @@ def test_without_the_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
 
     plain = SamplingParams(max_tokens=4, temperature=0.8, top_k=5, top_p=0.9, seed=1, logprobs=1, ignore_eos=True)
     given: dict[str, Any] = {"repetition_penalty": 1.1, "presence_penalty": 0.1, "frequency_penalty": 0.1}
-    given |= {"logit_bias": {3: 1.0}, "min_p": 0.1}
+    given |= {"logit_bias": {3: 1.0}, "min_p": 0.1, "prompt_logprobs": 2}
     options = ["device=cpu", "num_pages=64"]
     with LLM("tutor", overrides=options) as llm:
         assert len(llm.engine.model_runner.sampler.processors) == 3

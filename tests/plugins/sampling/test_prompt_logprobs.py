@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from minisgl.core import Engine, EngineSpec, Logprobs, SamplingParams
-from minisgl.engine import prompt_logprobs
 from minisgl.engine.build import build_engine
 from minisgl.engine.engine import TorchEngine
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.sampling import prompt_logprobs
 from minisgl.testing.checkpoints import ARCHITECTURES, WITH_STATES, tiny_checkpoint
 from minisgl.testing.oracle import Oracle
 from minisgl.testing.ranks import leader_engine
@@ -153,27 +153,23 @@ def test_block_size() -> None:
     """A block of the logits of Qwen3's vocabulary is at most 64 MiB in float32."""
     assert prompt_logprobs.BLOCK_BYTES == 64 << 20
     asked: list[int] = []
-    prompt = prompt_logprobs.PromptPositions(
-        torch.arange(300, dtype=torch.int32), torch.zeros(300, dtype=torch.int32), 0
-    )
 
     def logits_of(hidden: torch.Tensor) -> torch.Tensor:
         asked.append(len(hidden))
         return torch.zeros(len(hidden), 10)
 
-    prompt_logprobs.score_prompt(
-        torch.zeros(300, 4), prompt, logits_of, partial(torch.logsumexp, dim=1, keepdim=True), 151_936
-    )
+    log_sum_exp = partial(torch.logsumexp, dim=1, keepdim=True)
+    targets = torch.zeros(300, dtype=torch.int32)
+    prompt_logprobs.score_prompt(torch.zeros(300, 4), targets, 0, logits_of, log_sum_exp, 151_936)
     assert asked == [110, 110, 80]
 
 
 def test_indices_of_prompt_positions() -> None:
-    """`prompt_arrays` lists the tokens of each range within the step, behind decode rows."""
+    """`token_indices` lists the tokens of each range within the step, behind decode rows."""
     prompt = list(range(20, 50))
     step = StepWriter(EngineSpec(4, 80, 4, 60, 99)).step(
         RowSpec.decode(3, 5), chunk(0, prompt, 4, 9, 1, first=6), chunk(1, prompt, 0, 3, 0)
     )
-    indices, targets = prompt_logprobs.prompt_arrays(step)
+    indices = prompt_logprobs.token_indices(step)
     assert indices.tolist() == [3, 4, 5, 6, 7, 8]
-    assert targets.tolist() == [27, 28, 29, 21, 22, 23]
-    assert indices.dtype == targets.dtype == np.int32
+    assert indices.dtype == np.int32
