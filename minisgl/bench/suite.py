@@ -85,6 +85,20 @@ KNOWN: dict[str, dict[Workload, Comparison]] = {
         PREFILL: Comparison(vllm=72_900, limit=135_000, goal=90_000),
         STEADY: Comparison(limit=4_120),
     },
+    "gpt-oss-20b": {
+        SINGLE: Comparison(limit=590),
+        DECODE: Comparison(limit=5_220),
+        PREFILL: Comparison(limit=108_000),
+        SHARED: Comparison(limit=14_400),
+        STEADY: Comparison(limit=6_670),
+    },
+    "qwen3.5-35b-a3b": {
+        SINGLE: Comparison(limit=699),
+        DECODE: Comparison(limit=3_540),
+        PREFILL: Comparison(limit=132_000),
+        SHARED: Comparison(limit=8_610),
+        STEADY: Comparison(limit=4_020),
+    },
 }
 
 KNOWN_FP8: dict[str, dict[Workload, Comparison]] = {

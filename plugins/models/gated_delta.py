@@ -189,7 +189,10 @@ class Pieces:
 
 
 def _pieces(batch: AttnBatch, saves: tuple[I32, I32, I32] | None) -> Iterator[_Piece]:
-    """Yield the tokens of all decode rows, and then those of each other row, up to each position that is saved."""
+    """Yield the tokens of all decode rows, and then those of the other rows, up to each position that is saved.
+
+    Neighbouring rows without such a position that have equally many tokens are absorbed together.
+    """
     if batch.num_decode:
         rows = slice(0, batch.num_decode)
         yield _Piece(batch.req_pool_indices[rows], rows, batch.seq_lens[rows] == 1)
@@ -197,14 +200,19 @@ def _pieces(batch: AttnBatch, saves: tuple[I32, I32, I32] | None) -> Iterator[_P
     for row, position, slot in zip(*(column.tolist() for column in saves or ()), strict=True):
         stops.setdefault(row, []).append((position, slot))
     borders, lengths = batch.cu_seqlens_q_cpu.tolist(), batch.seq_lens_cpu.tolist()
-    for row in range(batch.num_decode, len(borders) - 1):
-        token, end, length = borders[row], borders[row + 1], lengths[row]
-        slots, begins = batch.req_pool_indices[row : row + 1], batch.seq_lens[row : row + 1] == end - token
-        for position, slot in [*stops.get(row, ()), (length, None)]:
-            stop = end - length + position
+    row, last = batch.num_decode, len(borders) - 1
+    while row < last:
+        token, count = borders[row], borders[row + 1] - borders[row]
+        end = row + 1
+        while row not in stops and end < last and end not in stops and borders[end + 1] - borders[end] == count:
+            end += 1
+        slots, begins = batch.req_pool_indices[row:end], batch.seq_lens[row:end] == count
+        for position, slot in [*stops.get(row, ()), (lengths[row], None)]:
+            stop = borders[end] - lengths[row] + position
             if stop > token:
                 yield _Piece(slots, slice(token, stop), begins, slot)
                 token, begins = stop, torch.zeros_like(begins)
+        row = end
 
 
 def _unit(x: Tensor) -> Tensor:

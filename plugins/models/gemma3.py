@@ -64,6 +64,9 @@ def minisgl_read_config(raw: Mapping[str, Any]) -> dict[str, Any] | None:
 class GemmaNorm(RMSNorm):
     """RMSNorm that multiplies by 1 + weight, in float32."""
 
+    zero_centred: ClassVar[bool] = True
+    """Kernels may replace this class: `minisgl.plugins.kernels.converted.layers.FastZeroCentredNorm`."""
+
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x [..., dim]; returns a tensor of the same shape and dtype."""
         return F.rms_norm(x.float(), self.weight.shape, 1 + self.weight.float(), self.eps).to(x.dtype)

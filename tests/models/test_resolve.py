@@ -44,6 +44,15 @@ def test_named_shapes(name: str) -> None:
         assert raw["norm_topk_prob"]
 
 
+@pytest.mark.parametrize(("name", "experts"), [("gpt-oss-20b", (32, 4)), ("qwen3.5-35b-a3b", (256, 8))])
+def test_named_shapes_of_other_families(name: str, experts: tuple[int, int]) -> None:
+    manager = PluginManager.load()
+    manager.load_all("models")
+    c = ModelConfig.from_dir(resolve_model(name), manager.hook.minisgl_read_config)
+    assert c.architecture in manager.models()
+    assert (c.num_experts, c.raw["num_experts_per_tok"]) == experts
+
+
 def test_a_directory_or_a_config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tiny_checkpoint("llama", tmp_path / "mine")
     assert resolve_model(str(path)) == path.resolve()

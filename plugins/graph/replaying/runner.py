@@ -159,10 +159,9 @@ class ReplayingRunner:
         runner, keys = self.runner, [*self.decode_keys, *self.piecewise_keys]
         assert runner.ctx.pool is not None
         runner.attention.bind(runner.ctx.pool, runner.model.attention_layers(), self.decode_keys)
-        # A collective may wait for the other ranks while it is recorded. A prompt with states can't be recorded.
-        if runner.size == 1 and keys and not self._has_states:
+        if runner.size == 1 and keys:  # a collective may wait for the other ranks while it is recorded
             cases = [Case(partial(self._make_buffers, k), self._forward_buffers, k.piecewise) for k in sorted(keys)]
-            steps = steps_with_prompts(runner.spec)
+            steps = [] if self._has_states else steps_with_prompts(runner.spec)
             cases += [Case(partial(runner.prepare, step), self._forward_and_sample) for step in steps]
             compile_ahead(runner.device, cases)
         self._capture(keys)

@@ -92,6 +92,21 @@ class FastNorm(RMSNorm):
         return rms_norm(x, self.weight, self.eps)
 
 
+class FastZeroCentredNorm:
+    """A norm that multiplies by 1 + weight in one launch: a base of the class that the layer gets, on a GPU.
+
+    The layer's own class says with ``zero_centred`` that it computes what `minisgl.plugins.models.gemma3.GemmaNorm`
+    computes. ``factors`` are 1 + weight, float32.
+    """
+
+    factors: Tensor
+    eps: float
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise x [..., dim]."""
+        return rms_norm(x if x.is_contiguous() or x.dim() == 2 else x.contiguous(), self.factors, self.eps)
+
+
 class FastNormFused(RMSNormFused):
     """`RMSNormFused` in one launch, the all-reduce included if the communicator can."""
 
@@ -171,6 +186,9 @@ def convert_layers(model: nn.Module) -> None:
         kind = type(module)
         if vars(kind).get("softmax_routing"):  # not inherited: a subclass may route otherwise
             module.__class__ = type("FastMoE", (FastRouting, kind), {})
+        if vars(kind).get("zero_centred") and module.weight.is_cuda:  # type: ignore[union-attr, operator]
+            module.factors = 1 + module.weight.float()  # type: ignore[operator, assignment]
+            module.__class__ = type("FastZeroCentredNorm", (FastZeroCentredNorm, kind), {})
         if type(module) in products:
             module.packed = pack(module.weight)  # type: ignore[arg-type, assignment]
         elif type(module) in (FastNorm, FastNormFused):

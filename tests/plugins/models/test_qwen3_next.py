@@ -59,9 +59,12 @@ def test_delta_rule_is_the_recurrence() -> None:
 
 def test_prompt_of_several_chunks_of_the_rule(path: Path) -> None:
     ids = torch.randint(0, 320, (2 * CHUNK + 9,), generator=torch.Generator().manual_seed(3))
-    model = PagedModel(path, max_seq_len=2 * CHUNK + 16, max_running_requests=1)
-    (got,) = model.run([(0, 0, ids)])
-    torch.testing.assert_close(got, Oracle(path, "float32").logits(ids), atol=2e-4, rtol=0)
+    model = PagedModel(path, max_seq_len=2 * CHUNK + 16, max_running_requests=2)
+    (got,) = model.run([(0, 0, ids[:-5])])
+    (rest, other) = model.run([(0, len(ids) - 5, ids[-5:]), (1, 0, ids[:5])])  # equally long: absorbed together
+    expected = Oracle(path, "float32").logits(ids)
+    torch.testing.assert_close(torch.cat((got, rest)), expected, atol=2e-4, rtol=0)
+    torch.testing.assert_close(other, expected[:5], atol=2e-4, rtol=0)
 
 
 def test_row_of_an_aborted_request_is_used_again(path: Path) -> None:
