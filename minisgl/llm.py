@@ -28,8 +28,7 @@ from minisgl.plugin_manager.discovery import exists, import_module
 from minisgl.plugin_manager.manager import BUILT_IN, PluginManager
 from minisgl.scheduler.build import build_scheduler
 from minisgl.tokenizer.detokenizer import Detokenizer, check_stops
-from minisgl.tokenizer.grammar import LazyGrammars
-from minisgl.tokenizer.tokenizer import build_tokenizer
+from minisgl.tokenizer.tokenizer import build_grammars, build_tokenizer
 from minisgl.utils.openmp import SPIN_WARNING, THREADS_SPIN
 
 __all__ = ["LLM", "Choice", "RequestOutput"]
@@ -61,7 +60,7 @@ class LLM:
         self.tokenizer = build_tokenizer(
             self.config.tokenizer, self.plugin_manager, path, self.config.parse_special_tokens
         )
-        self._grammars = LazyGrammars(lambda: self.config.grammar, self.plugin_manager, self.tokenizer)
+        self._grammars = build_grammars(lambda: self.config.grammar, self.plugin_manager, self.tokenizer)
         defaults = default_sampling_params(self.config, path)
         self._default_params = with_defaults(defaults)
         self._outputs = Outputs(Detokenizer(self.tokenizer))
@@ -228,7 +227,7 @@ class LLM:
         for p in each:
             p.check(self.engine.spec.vocab_size)
             check_stops(p, self.tokenizer)
-            if p.grammar is not None:
+            if p.grammar is not None and self._grammars is not None:
                 self._grammars.check(p.grammar)
         return each
 

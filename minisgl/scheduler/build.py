@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from minisgl.config import Config
     from minisgl.message.link import Link
     from minisgl.plugin_manager.manager import PluginManager
-    from minisgl.tokenizer.grammar import LazyGrammars
     from minisgl.tokenizer.tokenizer import Tokenizer
 
 
@@ -43,7 +42,7 @@ def build_scheduler(
     clock: Callable[[], float] = time.monotonic,
     *,
     tokenizer: Tokenizer | None = None,
-    grammars: LazyGrammars | None = None,
+    grammars: Any = None,
     proposer: Drafting | None = None,
     adapt_drafts: bool = True,
     link: Link | None = None,
@@ -52,8 +51,9 @@ def build_scheduler(
 
     The observers of ``manager`` receive the scheduler's events until ``manager.close()`` is called. ``clock`` returns
     seconds. The end-of-sequence ids of ``tokenizer`` are added to those of the engine. ``grammars`` reads the grammars
-    of requests; without it, a request with a grammar is refused. A benchmark may pass another ``proposer``, and turn
-    off the adaptation of the number of drafts. ``link`` connects the observers with a server.
+    of requests (`minisgl.plugins.grammar.lazy`); without it, a request with a grammar is refused. A benchmark may pass
+    another ``proposer``, and turn off the adaptation of the number of drafts. ``link`` connects the observers with a
+    server.
     """
     manager.observe(config, engine.spec, link)
     cache = manager.build("cache", config.cache, page_size=engine.spec.page_size, spec=engine.spec)
@@ -79,7 +79,7 @@ def build_scheduler(
         grammar, vocab_size, made = req.params.grammar, engine.spec.vocab_size, None
         if grammar is not None:
             if grammars is None:
-                raise InvalidRequestError(grammar.field, "This scheduler was built without a reader of grammars.")
+                raise InvalidRequestError(grammar.field, "A grammar needs plugins/grammar, which is missing.")
             made = grammars.constraint(grammar, vocab_size, sorted(eos_ids))
         for parameter, kind, name in plugins_of(req.params) - loaded:
             if not manager.load_built_in(kind, name):

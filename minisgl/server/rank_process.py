@@ -39,8 +39,7 @@ from minisgl.scheduler.build import build_scheduler
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.server.worker_pool import Ready, Report
 from minisgl.tokenizer.detokenizer import PROMPT_TAIL_TOKENS
-from minisgl.tokenizer.grammar import LazyGrammars
-from minisgl.tokenizer.tokenizer import build_tokenizer
+from minisgl.tokenizer.tokenizer import build_grammars, build_tokenizer
 
 if TYPE_CHECKING:
     from minisgl.config import Config
@@ -94,7 +93,7 @@ def run_leader(
     for kind, name in (("observer", "metrics"), ("observer", "heap"), ("scheduler", "pauses")):  # no `LLM` has them
         manager.load_built_in(kind, name)
     tokenizer = build_tokenizer(config.tokenizer, manager, resolve_model(config.model), False)
-    grammars = LazyGrammars(lambda: config.grammar, manager, tokenizer)
+    grammars = build_grammars(lambda: config.grammar, manager, tokenizer)
     to_api = Push(context, addresses.api).send
     link = Link(to_api)
     scheduler = build_scheduler(config, manager, engine, tokenizer=tokenizer, grammars=grammars, link=link)

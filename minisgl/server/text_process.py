@@ -46,8 +46,7 @@ from minisgl.plugin_manager.manager import PluginManager
 from minisgl.sampling_params import too_long
 from minisgl.server.worker_pool import Ready, Report
 from minisgl.tokenizer.detokenizer import Detokenizer, check_stops
-from minisgl.tokenizer.grammar import LazyGrammars
-from minisgl.tokenizer.tokenizer import Tokenizer, build_tokenizer
+from minisgl.tokenizer.tokenizer import Tokenizer, build_grammars, build_tokenizer
 
 LOGPROBS = "minisgl.plugins.http.apis.logprobs"
 """The plugin that adds the log-probabilities of tokens to a detokenizer's deltas."""
@@ -74,7 +73,7 @@ def run_text_process(report: Report, addresses: Addresses, encoded: bytes, inbox
 
     (parse_special_tokens,) = options_of(encoded, "parse_special_tokens")
     tokenizer = build_tokenizer(options_of_part("tokenizer"), manager, Path(model), parse_special_tokens)
-    grammars = LazyGrammars(lambda: options_of_part("grammar"), manager, tokenizer)
+    grammars = build_grammars(lambda: options_of_part("grammar"), manager, tokenizer)
     warm_up(tokenizer)
     context = zmq.Context()
     pull = Pull(context, inbox)
@@ -150,7 +149,7 @@ class TextWorker:
     """The message handler of a tokenizer process or of the detokenizer process.
 
     ``to_api(message)`` sends a message to the API server, and ``to_scheduler(message)`` sends one to the scheduler.
-    ``grammars`` checks the grammars of requests; None: no request has one.
+    ``grammars`` checks the grammars of requests; without it, the scheduler refuses each.
     """
 
     def __init__(
@@ -158,7 +157,7 @@ class TextWorker:
         tokenizer: Tokenizer | None,
         to_api: Callable[[Message], None],
         to_scheduler: Callable[[Message], None],
-        grammars: LazyGrammars | None = None,
+        grammars: Any = None,
     ):
         self._grammars = grammars
         self.tokenizer, self._to_api, self._to_scheduler = tokenizer, to_api, to_scheduler

@@ -19,6 +19,7 @@ from tokenizers import AddedToken
 
 from minisgl.config import ConfigError
 from minisgl.message import ChatPrompt
+from minisgl.plugin_manager.discovery import exists, import_module
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.sampling_params import InvalidRequestError, SamplingParams, shorten, too_long
 from minisgl.tokenizer.chat import ChatTemplate, RenderedChat, normalize, strings_of
@@ -29,6 +30,8 @@ SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token
 """The special tokens with a name. A chat template may read their texts."""
 MAX_CHARS_PER_TOKEN = 16
 """The largest number of characters of a text for each token that the server allows for a request."""
+GRAMMARS = "minisgl.plugins.grammar.lazy"
+"""The plugin that reads the grammars of requests."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -345,3 +348,8 @@ def build_tokenizer(options: Any, manager: PluginManager, path: Path, parse_spec
         return Tokenizer.read(path, parse_special_tokens)
     made: Tokenizer | None = manager.build("tokenizer", options, path=path, parse_special_tokens=parse_special_tokens)
     return made
+
+
+def build_grammars(options: Callable[[], Any], manager: PluginManager, tokenizer: Tokenizer | None) -> Any:
+    """Return the `LazyGrammars` of ``plugins/grammar``, or None without it. ``options()`` are the group's options."""
+    return import_module(GRAMMARS, GRAMMARS).LazyGrammars(options, manager, tokenizer) if exists(GRAMMARS) else None

@@ -90,7 +90,7 @@ PARTS: Mapping[str, PartSpec] = MappingProxyType(
             },
         ),
         "grammar": PartSpec(
-            "`minisgl.tokenizer.grammar.Grammars`",
+            "`minisgl.plugins.grammar.lazy.Grammars`",
             "in each tokenizer process, in rank 0's process, and in the caller's process with `LLM`: when the first "
             "request that has a grammar arrives there",
             {"tokenizer": "the model's tokenizer, a `minisgl.tokenizer.Tokenizer`"},
