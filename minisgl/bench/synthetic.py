@@ -19,8 +19,8 @@ from minisgl.core import EngineSpec, Req, TokenMasks
 from minisgl.engine.engine import TorchEngine
 from minisgl.engine.inputs import SamplingInputs
 from minisgl.engine.sampler import Sampled, Sampler
-from minisgl.engine.verification import Verification
 from minisgl.plugins.speculation import DraftProposer
+from minisgl.plugins.speculation.verification import DraftVerification
 
 __all__ = ["SyntheticProposer", "SyntheticSampler", "add_arguments", "check_arguments", "force_acceptance"]
 
@@ -85,11 +85,11 @@ class SyntheticSampler(Sampler):
     def sample(self, logits: Tensor, inputs: SamplingInputs, masks: TokenMasks | None = None) -> Sampled:
         """Choose tokens as `Sampler.sample` does, and then let the coin decide on the drafts."""
         sampled = super().sample(logits, inputs, masks)
-        if inputs.verification is None or self.acceptance is None:
+        if not isinstance(inputs.verification, DraftVerification) or self.acceptance is None:
             return sampled
         return sampled._replace(tokens=self._decide(sampled.tokens, inputs.verification, self.acceptance))
 
-    def _decide(self, tokens: Tensor, verification: Verification, acceptance: float) -> Tensor:
+    def _decide(self, tokens: Tensor, verification: DraftVerification, acceptance: float) -> Tensor:
         """Return the tokens int64 [positions], changed at each position that is followed by a draft."""
         drafts = verification.drafts[verification.row.long(), verification.offset.long()].long()
         accepted = torch.rand(len(tokens), generator=self._generator, device=self.device) < acceptance

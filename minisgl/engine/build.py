@@ -136,6 +136,7 @@ def _assemble(
             converter.prepare(model, max(max_step_tokens, config.max_running_requests))
 
     manager.load_all("sampling")
+    manager.load_built_in("speculation", "verification")
     vocab_size = model_config.vocab_size
     wrappers = manager.hook.minisgl_wrap_runner(
         config=config, max_seq_len=max_seq_len, vocab_size=vocab_size, device=device

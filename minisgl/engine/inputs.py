@@ -11,9 +11,9 @@ finished. So the code here may drop its references to pinned memory before a cop
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from torch import Tensor
 
 from minisgl.attention import AttnBatch
 from minisgl.core import I32, PENDING, EngineSpec, Step
-from minisgl.engine.verification import Verification, verification_arrays
 
 
 class Line(IntEnum):
@@ -48,6 +47,30 @@ class SamplePlan(NamedTuple):
     rows: dict[int, I32]  # flag of a group (`Sampler.groups`) -> the rows that use it; no entry if all rows do
     alternatives: I32 | None = None  # [rows] number of alternatives to report with the token; -1: no log-probabilities
     req_pool_indices: I32 | None = None  # [rows], if a `LogitsProcessor` is used
+
+
+class Accepted(NamedTuple):
+    """How many of its sampled tokens count in each row of a step that samples."""
+
+    length: Tensor  # int64 [rows] number of tokens that count, at least 1
+    last: Tensor  # int64 [rows] the last of these tokens
+
+
+class Verification(Protocol):
+    """Decides how many tokens count in a step with rows that sample at several positions: `plugins/speculation`."""
+
+    @property
+    def req_pool_indices(self) -> Tensor:
+        """The request-pool row of each row that samples, int32 [rows]."""
+
+    def accept(self, tokens: Tensor) -> Accepted:
+        """Return how many of the sampled ``tokens`` int64 [positions] count. Every rank gets the same result."""
+
+    def counts(self, accepted: Accepted) -> Tensor:
+        """Return whether the token of each sampled position counts, bool [positions]."""
+
+    def add_drafts(self, history: Tensor, rows: Tensor | None) -> None:
+        """Add the drafts before each sampled position to its counts of tokens: `plugins/sampling/penalties.py`."""
 
 
 class SamplingInputs(NamedTuple):
@@ -118,6 +141,8 @@ class InputBuilder:
     """Builder of each step's inputs; owns the page table, int32 [max_running_requests + 1, max_pages]."""
 
     shared_prefix_len: Tensor | None = None  # [1] int32, on the device: see `find_shared_prefix`
+    verifying_inputs: Callable[[InputBuilder, Step, SamplePlan], SamplingInputs] | None = None
+    """`sampling_inputs` of steps with drafts. The plugin that verifies drafts sets it."""
 
     def __init__(self, spec: EngineSpec, device: torch.device):
         self.spec, self.device = spec, device
@@ -214,7 +239,8 @@ class InputBuilder:
         ``batch`` is the batch that attention was planned for. It may have padding rows after the rows of the step.
         """
         if step.num_verify:
-            return self._verifying_inputs(step, plan)
+            assert self.verifying_inputs is not None  # no step has drafts without the plugin
+            return self.verifying_inputs(self, step, plan)
         rows, decode = step.rows, step.num_decode == step.rows
         if decode or (sample := step.sample).all():
             indices = None if decode else batch.cu_seqlens_q[1:] - 1
@@ -225,17 +251,3 @@ class InputBuilder:
             host = [last_tokens, step.req_pool_indices[sample], batch.seq_lens_cpu[:rows][sample]]
             indices, req_pool_indices, positions, *groups = self.upload([*host, *plan.rows.values()])
         return SamplingInputs(indices, req_pool_indices, positions, plan, dict(zip(plan.rows, groups, strict=True)))
-
-    def _verifying_inputs(self, step: Step, plan: SamplePlan) -> SamplingInputs:
-        """Build the inputs of sampling for a step in which rows may sample at several positions."""
-        verification = verification_arrays(step)
-        row, offset = verification[3:]
-        counts, ends = step.num_sampled_tokens[step.sample], step.num_computed_tokens + step.num_scheduled_tokens
-        first_indices = np.cumsum(step.num_scheduled_tokens, dtype=np.int32)[step.sample] - counts
-        first_positions = ends[step.sample] - counts + np.int32(1)
-        host = [first_indices[row] + offset, step.req_pool_indices[step.sample][row], first_positions[row] + offset]
-        indices, req_pool_indices, positions, *more = self.upload([*host, *verification, *plan.rows.values()])
-        groups = dict(zip(plan.rows, more[len(verification) :], strict=True))
-        return SamplingInputs(
-            indices, req_pool_indices, positions, plan, groups, Verification(*more[: len(verification)])
-        )

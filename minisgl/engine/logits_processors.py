@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from minisgl.core import Admission
-from minisgl.engine.inputs import SamplingInputs
-from minisgl.engine.verification import Accepted
+from minisgl.engine.inputs import Accepted, SamplingInputs
 
 PARTIAL_SORT_WIDTH = 256
 """For a row with top_k from 1 to this number, only this number of the row's largest logits is sorted. The width is a

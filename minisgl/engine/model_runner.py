@@ -17,10 +17,9 @@ from torch import Tensor
 
 from minisgl.attention import AttentionBackend, AttnBatch
 from minisgl.core import EngineSpec, Step, StepResult, TokenMasks
-from minisgl.engine.inputs import InputBuilder, Line, ModelInputs, SamplePlan, SamplingInputs
+from minisgl.engine.inputs import Accepted, InputBuilder, Line, ModelInputs, SamplePlan, SamplingInputs
 from minisgl.engine.results import read_result
 from minisgl.engine.sampler import Sampled, Sampler
-from minisgl.engine.verification import Accepted
 from minisgl.layers.context import Context
 from minisgl.models.decoder import Model
 

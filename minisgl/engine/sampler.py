@@ -21,9 +21,8 @@ from torch import Tensor
 from minisgl.core import I32, Admission, SamplingParams, TokenMasks
 from minisgl.engine import logits_processors
 from minisgl.engine.gumbel import Param, draw, seed_key, token_hashes
-from minisgl.engine.inputs import SamplePlan, SamplingInputs, Uploader
+from minisgl.engine.inputs import Accepted, SamplePlan, SamplingInputs, Uploader
 from minisgl.engine.logits_processors import LogitsProcessor
-from minisgl.engine.verification import Accepted
 
 # Flags of a request: which parts of sampling it uses. PARTIAL_SORT: top-k (and top-p) over the PARTIAL_SORT_WIDTH
 # largest logits; FULL_SORT: top-k or top-p over the whole vocabulary. The processors have the flags above these.

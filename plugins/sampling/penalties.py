@@ -11,10 +11,9 @@ from torch import Tensor
 
 from minisgl.config import Config
 from minisgl.core import Admission
-from minisgl.engine.inputs import SamplingInputs, Uploader
+from minisgl.engine.inputs import Accepted, SamplingInputs, Uploader
 from minisgl.engine.logits_processors import LogitsProcessor
 from minisgl.engine.sampler import select_rows
-from minisgl.engine.verification import Accepted, Verification
 from minisgl.hooks import hookimpl
 
 if TYPE_CHECKING:
@@ -44,18 +43,6 @@ def apply_penalties(logits: Tensor, history: Tensor, repetition: Tensor, presenc
     logits = torch.where(logits > 0, logits / scale, logits * scale)
     counts = history >> 1
     return logits - frequency[:, None] * counts - presence[:, None] * (counts > 0)
-
-
-def add_drafts(history: Tensor, verification: Verification, rows: Tensor | None) -> None:
-    """Count, in ``history``, the drafts of the same row before each sampled position as output tokens.
-
-    ``history`` int32 [rows, vocab] is as in `apply_penalties` and is changed in place. Its rows are the sampled
-    positions in ``rows``, int32; None: all.
-    """
-    row, offset = select_rows(verification.row, rows), select_rows(verification.offset, rows)
-    number = torch.arange(verification.drafts.shape[1] - 1, dtype=torch.int32, device=history.device)
-    drafts = verification.drafts[:, :-1].index_select(0, row).clamp_(min=0)
-    history.scatter_add_(1, drafts.long(), (number < offset[:, None]).int() * 2)
 
 
 class Penalties(LogitsProcessor):
@@ -89,7 +76,7 @@ class Penalties(LogitsProcessor):
         req_pool_indices = select_rows(inputs.req_pool_indices, rows)
         history = self.history.index_select(0, req_pool_indices)
         if inputs.verification is not None:
-            add_drafts(history, inputs.verification, rows)
+            inputs.verification.add_drafts(history, rows)
         return apply_penalties(logits, history, *self._penalties.index_select(0, req_pool_indices).T)
 
     def commit(self, tokens: Tensor, inputs: SamplingInputs, accepted: Accepted | None, rows: Tensor | None) -> None:

@@ -25,7 +25,7 @@ from minisgl.engine import logits_processors
 from minisgl.engine.inputs import InputBuilder
 from minisgl.engine.results import read_result
 from minisgl.engine.sampler import Sampler, state_bytes
-from minisgl.engine.verification import Verification, verification_arrays
+from minisgl.plugins.speculation.verification import DraftVerification, verification_arrays, verifying_inputs
 from minisgl.testing.samplers import full_sampler
 from minisgl.testing.steps import RowSpec, StepWriter
 
@@ -46,6 +46,7 @@ class Sampling:
 
     def __init__(self, params: list[SamplingParams]):
         self.builder, self.sampler = InputBuilder(SPEC, CPU), full_sampler(SPEC.max_running_requests, VOCAB, CPU)
+        self.builder.verifying_inputs = verifying_inputs
         history = {"prompt_ids": np.array(PROMPT, np.int32), "output_ids": np.array([50, 50, 60], np.int32)}
         self.sampler.admit([Admission(i, i, p, 100 + i, **history) for i, p in enumerate(params)])
 
@@ -162,7 +163,7 @@ def _assert_close(got: Any, expected: Any) -> None:
 
 
 def test_accept_equals_plain_loop() -> None:
-    """`Verification.accept` gives the lengths and last tokens of a loop over rows and drafts."""
+    """`DraftVerification.accept` gives the lengths and last tokens of a loop over rows and drafts."""
     rng = np.random.default_rng(0)
     for _ in range(200):
         writer = StepWriter(SPEC)
@@ -178,7 +179,7 @@ def test_accept_equals_plain_loop() -> None:
         tokens = rng.integers(0, 3, step.num_sampled_tokens.sum())
         arrays = verification_arrays(step)
         assert all(array.dtype == np.int32 for array in arrays)
-        verification = Verification(*map(torch.from_numpy, arrays))
+        verification = DraftVerification(*map(torch.from_numpy, arrays))
         accepted = verification.accept(torch.from_numpy(tokens))
         lengths, last, counts, first, begin = [], [], [], 0, 0
         for scheduled, sampled in zip(step.num_scheduled_tokens.tolist(), step.num_sampled_tokens.tolist()):

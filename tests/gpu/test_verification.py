@@ -20,6 +20,7 @@ from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.graph.replaying import inputs as replaying_inputs
 from minisgl.plugins.sampling.penalties import Penalties
+from minisgl.plugins.speculation.verification import verifying_inputs
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.oracle import Oracle
 from minisgl.testing.samplers import full_sampler
@@ -182,6 +183,7 @@ def test_penalties_see_drafts() -> None:
     """As tests/engine: with ``frequency_penalty`` 2, three positions of one request give [4, 5, 4]."""
     device, spec = torch.device("cuda"), EngineSpec(4, 40, 4, 40, 8)
     sampler, builder, empty = full_sampler(4, 8, device), InputBuilder(spec, device), np.empty(0, np.int32)
+    builder.verifying_inputs = verifying_inputs
     sampler.admit([Admission(2, 0, SamplingParams(temperature=0.0, frequency_penalty=2.0), 0, empty, empty)])
     logits = torch.zeros(3, 8, device=device)
     logits[:, 4], logits[:, 5] = 3.0, 2.0

@@ -16,11 +16,11 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from minisgl.core import I32, PENDING, Admission, Step, StepResult, TokenMasks
-from minisgl.engine.inputs import Line, SamplePlan, SamplingInputs
+from minisgl.engine.inputs import Accepted, Line, SamplePlan, SamplingInputs
 from minisgl.engine.model_runner import Forward, ModelRunner, StepRunner
 from minisgl.engine.sampler import PROCESSORS
-from minisgl.engine.verification import Accepted
 from minisgl.plugins.kernels.ops.rounds import advance, next_drafts
+from minisgl.plugins.speculation.verification import DraftVerification
 
 __all__ = ["Repeatable", "RoundsRunner", "new_history"]
 
@@ -85,7 +85,7 @@ class RoundsRunner:
     def _repeat_on_device(self, forward: Forward, inputs: SamplingInputs, repeat: Repeatable) -> dict[str, Tensor]:
         """Compute all rounds of a step with one forward pass, whose inputs the device changes between them."""
         logits, verification = forward.logits, inputs.verification
-        assert logits is not None and verification is not None
+        assert logits is not None and isinstance(verification, DraftVerification)
         step, runner, packed = forward.step, self.model_runner, repeat.packed
         width = int(step.num_scheduled_tokens[0])
         verification = verification._replace(drafts=verification.drafts.clone())

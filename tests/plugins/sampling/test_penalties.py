@@ -10,6 +10,7 @@ from transformers import generation as hf
 from minisgl.core import Admission, EngineSpec, SamplingParams
 from minisgl.engine.inputs import InputBuilder
 from minisgl.plugins.sampling.penalties import Penalties, apply_penalties
+from minisgl.plugins.speculation.verification import verifying_inputs
 from minisgl.testing.samplers import full_sampler
 from minisgl.testing.steps import RowSpec, StepWriter
 
@@ -47,6 +48,7 @@ def test_penalties_see_drafts_before_a_position() -> None:
     The history then has the accepted tokens: 4 and 5 if the second draft is wrong.
     """
     sampler, builder = full_sampler(4, 8, CPU), InputBuilder(EngineSpec(4, 40, 4, 40, 8), CPU)
+    builder.verifying_inputs = verifying_inputs
     empty = np.empty(0, np.int32)
     sampler.admit([Admission(2, 0, SamplingParams(temperature=0.0, frequency_penalty=2.0), 0, empty, empty)])
     logits = torch.zeros(1, 8)

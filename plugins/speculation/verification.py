@@ -3,29 +3,35 @@
 A verification row samples after its first token and after each draft token. A sampled token should equal the draft
 token that follows. The sampled tokens count up to, and including, the first one that does not (speculative decoding:
 Leviathan et al., 2022). All work is done on the device, so the host does not wait. The module knows steps and tokens,
-and no logits.
+and no logits. The engine loads it at its start: drafts also come from grammars.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from minisgl.core import I32, Step
+from minisgl.engine.inputs import Accepted, InputBuilder, SamplePlan, SamplingInputs
+from minisgl.hooks import hookimpl
 
-__all__ = ["Accepted", "Verification", "verification_arrays"]
-
-
-class Accepted(NamedTuple):
-    """The outcome of a verification, for each row of the step that samples."""
-
-    length: Tensor  # int64 [rows] number of tokens that count, at least 1
-    last: Tensor  # int64 [rows] the last of these tokens
+if TYPE_CHECKING:
+    from minisgl.engine.model_runner import ModelRunner, StepRunner
 
 
-class Verification(NamedTuple):
+@hookimpl
+def minisgl_wrap_runner() -> Any:
+    def wrap(runner: StepRunner, model_runner: ModelRunner) -> StepRunner:
+        model_runner.inputs.verifying_inputs = verifying_inputs
+        return runner
+
+    return wrap
+
+
+class DraftVerification(NamedTuple):
     """The rows of a step that sample, each padded to k sampled positions, as tensors on the device.
 
     k is the largest number of sampled positions of a row. A row that verifies nothing has one sampled position and no
@@ -52,9 +58,34 @@ class Verification(NamedTuple):
         """Return whether the token of each sampled position counts, bool [positions]."""
         return self.offset < accepted.length.index_select(0, self.row)
 
+    def add_drafts(self, history: Tensor, rows: Tensor | None) -> None:
+        """Count, in ``history``, the drafts of the same row before each sampled position as output tokens.
+
+        ``history`` int32 [rows, vocab] is as in `minisgl.plugins.sampling.penalties.apply_penalties` and is changed in
+        place. Its rows are the sampled positions in ``rows``, int32; None: all.
+        """
+        row, offset = (self.row, self.offset) if rows is None else (x.index_select(0, rows) for x in self[3:])
+        before = torch.arange(self.drafts.shape[1] - 1, dtype=torch.int32, device=history.device) < offset[:, None]
+        drafts = self.drafts[:, :-1].index_select(0, row).clamp_(min=0)
+        history.scatter_add_(1, drafts.long(), before.int() * 2)
+
+
+def verifying_inputs(builder: InputBuilder, step: Step, plan: SamplePlan) -> SamplingInputs:
+    """Build the inputs of sampling for a step in which rows may sample at several positions."""
+    verification = verification_arrays(step)
+    row, offset = verification[3:]
+    counts, ends = step.num_sampled_tokens[step.sample], step.num_computed_tokens + step.num_scheduled_tokens
+    first_indices = np.cumsum(step.num_scheduled_tokens, dtype=np.int32)[step.sample] - counts
+    first_positions = ends[step.sample] - counts + np.int32(1)
+    host = [first_indices[row] + offset, step.req_pool_indices[step.sample][row], first_positions[row] + offset]
+    indices, req_pool_indices, positions, *more = builder.upload([*host, *verification, *plan.rows.values()])
+    groups = dict(zip(plan.rows, more[len(verification) :], strict=True))
+    made = DraftVerification(*more[: len(verification)])
+    return SamplingInputs(indices, req_pool_indices, positions, plan, groups, made)
+
 
 def verification_arrays(step: Step) -> list[I32]:
-    """Return the fields of the step's `Verification` as host arrays."""
+    """Return the fields of the step's `DraftVerification` as host arrays."""
     sample = step.sample
     counts = step.num_sampled_tokens[sample]
     begin = np.cumsum(counts, dtype=np.int32) - counts
