@@ -21,7 +21,7 @@ LAYERS = (
     {"plugin_manager"},
     {"options"},
     {"message"},
-    {"distributed", "attention", "kvcache", "moe"},
+    {"distributed", "attention", "kvcache"},
     {"layers"},
     {"models"},
     {"engine", "scheduler"},

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from minisgl.layers.attention import AttentionLayer, RMSNorm, RMSNormFused, RoPE, RopeConfig
 from minisgl.layers.context import Context
 from minisgl.layers.embedding import ParallelLMHead, VocabParallelEmbedding
@@ -15,7 +13,6 @@ from minisgl.layers.linear import (
     gelu_and_mul,
     silu_and_mul,
 )
-from minisgl.plugin_manager.discovery import moved
 
 __all__ = [
     "AttentionLayer",
@@ -33,7 +30,3 @@ __all__ = [
     "gelu_and_mul",
     "silu_and_mul",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    return moved(__name__, name)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from minisgl.config import GROUPS, PLAIN, ROUTER_GROUPS, Config, ConfigError
 from minisgl.options.describe import PRESETS, Option, choice_of, core_options, is_preset, options_of
 from minisgl.plugin_manager.discovery import exists, import_module
-from minisgl.plugin_manager.failures import described, ends_silently, is_from_plugin
+from minisgl.plugin_manager.failures import silent
 from minisgl.plugin_manager.manager import BUILT_IN, PluginManager
 from minisgl.utils.version import __version__
 
@@ -254,12 +254,10 @@ def plain_errors(program: str = PROGRAM) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if isinstance(error, ConfigError):
-            print(f"{program}: {error}", file=sys.stderr)
-        elif ends_silently(error) and is_from_plugin(error):
-            print(f"{program}: {described(error)}", file=sys.stderr)
-        else:
+        text = str(error) if isinstance(error, ConfigError) else silent(error)
+        if not text:
             raise
+        print(f"{program}: {text}", file=sys.stderr)
         raise SystemExit(2) from None
 
 

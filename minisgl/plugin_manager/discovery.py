@@ -6,14 +6,13 @@ Every error is a `ConfigError` that says what was given, what is wrong with it, 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
 import inspect
-import logging
 import os
 import pkgutil
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,8 @@ from minisgl import hooks
 from minisgl.config import ConfigError
 
 HOOKS = tuple(name for name in vars(hooks) if name.startswith("minisgl_"))
+BUILT_IN = "minisgl.plugins"
+"""The package of the built-in plugins: the part ``group=name`` is registered by the module ``<group>.<name>`` in it."""
 HOOKIMPL_ATTRIBUTE = f"{hooks.PROJECT}_impl"
 """The attribute that ``@hookimpl`` sets on a function."""
 
@@ -56,28 +57,9 @@ def import_module(name: str, label: str) -> ModuleType:
 
 
 def missing_package(error: ImportError) -> str:
-    """Return an error message that names the missing package and the command that installs it.
-
-    The command installs one of minisgl's extras if that extra includes the package.
-    """
-    if not isinstance(error, ModuleNotFoundError) or not error.name:
-        return f"{error}. Check the spelling, and that the package's version has it."
-    package = error.name.partition(".")[0]
-    if "relative import" in str(error) or not package:
-        return f"{error}. A plugin file is not part of a package: use absolute imports."
-    command = f"pip install {package.replace('_', '-')}"
-    wanted = re.sub(r"[-_.]+", "-", package).lower()
-    try:
-        requirements = importlib.metadata.requires("minisgl") or []
-    except importlib.metadata.PackageNotFoundError:
-        requirements = []
-    for requirement in requirements:
-        extra = re.search(r"extra == ['\"](\w+)['\"]", requirement)
-        brought = re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", requirement)[0]).lower()
-        if extra and (brought == wanted or brought.startswith(wanted + "-")):
-            command = f"pip install 'minisgl[{extra[1]}]'"
-            break
-    return f"it needs the package {package!r}, which is not installed. Try: {command}"
+    """Return an error message, which names the command that installs the package if there is ``plugins/command``."""
+    name = f"{BUILT_IN}.command.packages"
+    return f"{importlib.import_module(name).missing_package(error) if exists(name) else error}"
 
 
 # ---- names and hooks ---------------------------------------------------------------------------------
@@ -128,6 +110,10 @@ class Plugin:
     sha256: str  # of the file as it was when it was loaded
 
 
+Registered = tuple[tuple[str, ...], tuple[tuple[str, str, type], ...]]
+"""The names of a plugin's hooks, and the parts that it registers: (group, name, dataclass)."""
+
+
 class Registrar:
     """Registers plugins and builds their parts, as they are.
 
@@ -143,23 +129,27 @@ class Registrar:
         """Import a plugin that is not built in. Return its module, and its source. Raise `ConfigError`."""
         raise ConfigError(f"plugins={word}: there is no folder plugins/external, so only built-in plugins can be used.")
 
+    def add(self, module: ModuleType, label: str) -> Registered:
+        """Let the hooks of a plugin be called from now on: its functions, and the methods of its classes."""
+        before = self.pluggy.get_plugins()
+        parts = [module, *self.objects(module, label)]
+        for part in parts:
+            self.register(part, label, label if part is module else f"{label}:{type(part).__name__}")
+        found = {caller.name for part in parts for caller in self.pluggy.get_hookcallers(part) or ()}
+        configs = self.pluggy.subset_hook_caller("minisgl_configs", before)
+        return tuple(sorted(found)), self.options(configs(), label) if "minisgl_configs" in found else ()
+
     def objects(self, module: ModuleType, label: str) -> list[object]:
         """Return an object of each class of a plugin that has hooks as methods."""
         return [cls() for cls in hook_classes(module)]
 
+    def options(self, yielded: Iterable[Any], label: str) -> tuple[tuple[str, str, type], ...]:
+        """Return what the `minisgl_configs` hooks of a plugin yielded."""
+        return tuple(option for each in yielded for option in each)
+
     def register(self, part: object, label: str, name: str | None = None) -> None:
         """Let ``part``, which has hooks as functions or methods, be called from now on."""
-        try:
-            self.pluggy.register(part, name=name)
-        except pluggy.PluginValidationError as error:
-            raise ConfigError(f"{label}: {error}") from error
-
-    def options(self, yielded: Iterable[Any], label: str) -> list[tuple[str, str, type]]:
-        """Return what a `minisgl_configs` hook yielded."""
-        return list(yielded)
-
-    def loaded(self, plugin: Plugin, parts: Iterable[object]) -> None:
-        """Take note of a plugin whose ``parts``, the module and its objects, have been registered."""
+        self.pluggy.register(part, name=name)
 
     def build(self, group: str, config: Any, given: Mapping[str, Any], label: str) -> Any:
         """Return the part that ``config`` builds with those of the arguments ``given`` that it takes."""
@@ -175,30 +165,11 @@ class Registrar:
         return []
 
 
+def sha256(module: ModuleType) -> str:
+    """Return the SHA-256 of a module's file. That of a plugin file is of the file as it was when it was loaded."""
+    return module.__dict__.get("__sha256__") or hashlib.sha256(Path(module.__file__ or "").read_bytes()).hexdigest()
+
+
 def taken(build: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return those of the arguments ``given`` that a method ``build`` takes."""
     return {name: given[name] for name in inspect.signature(build).parameters}
-
-
-MOVED = {
-    "Constraint": "minisgl.plugins.constraint.base",
-    "DraftProposer": "minisgl.plugins.speculation",
-    "MoELayer": "minisgl.plugins.models.experts",
-    "MoeBackend": "minisgl.plugins.moe",
-    "mask_of": "minisgl.plugins.constraint.base",
-    "pack_mask": "minisgl.plugins.constraint.base",
-}
-"""Public names that moved in 0.3 → the module that has them now. They still work at their old place, with a warning."""
-
-
-def moved(module: str, name: str) -> Any:
-    """Return what ``name``, which ``module`` does not have any more, is now. Log a warning that says where it is.
-
-    Raise AttributeError if ``name`` has not moved. A module calls this function in its ``__getattr__``.
-    """
-    if name not in MOVED:
-        raise AttributeError(f"module {module!r} has no attribute {name!r}")
-    logging.getLogger(__name__).warning(
-        "%s.%s has moved: write `from %s import %s` (docs/upgrade-0.3.md)", module, name, MOVED[name], name
-    )
-    return getattr(importlib.import_module(MOVED[name]), name)

@@ -7,10 +7,8 @@ A built-in plugin is loaded when it is needed: the module ``minisgl.plugins.cach
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import logging
-import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
@@ -23,7 +21,7 @@ import pluggy
 from minisgl import hooks
 from minisgl.config import GROUPS, OPTION_PLUGINS, Config, ConfigError
 from minisgl.plugin_manager.discovery import (
-    HOOKS,
+    BUILT_IN,
     Plugin,
     Registrar,
     exists,
@@ -32,20 +30,18 @@ from minisgl.plugin_manager.discovery import (
     missing_package,
     near,
     printed,
+    sha256,
     submodules,
 )
-from minisgl.plugin_manager.failures import PluginError, described, mark
+from minisgl.plugin_manager.failures import described
 
 if TYPE_CHECKING:
     from minisgl.core import EngineSpec
     from minisgl.message.link import Link
 
-__all__ = ["ConfigError", "Plugin", "PluginManager"]
+__all__ = ["BUILT_IN", "ConfigError", "Plugin", "PluginManager"]
 
 log = logging.getLogger(__name__)
-
-BUILT_IN = "minisgl.plugins"
-"""The package of the built-in plugins: the part ``group=name`` is registered by the module ``<group>.<name>`` in it."""
 
 
 class _PartMetrics:
@@ -74,7 +70,6 @@ class PluginManager:
         """The plugins that ``plugins=`` named, as absolute paths and module names. Worker processes load them too."""
         self.configs: dict[str, dict[str, type]] = {group: {} for group in GROUPS}
         """Group → name → options dataclass, of the plugins that are loaded so far."""
-        self._owners: dict[tuple[str, str], str] = {}
         self._observers: list[object] | None = None  # from `minisgl_observer`; None before `observe` and after `close`
         self._without_metrics: set[str] = set()  # the observers whose `minisgl_metrics` failed
         self._loading = threading.RLock()
@@ -130,7 +125,7 @@ class PluginManager:
             raise
         with self._loading:  # the ranks of a test are threads with one plugin manager
             if has_hooks(module):  # a module without hooks is code that parts share
-                self._add(module, "built-in")
+                self._add(module, "built-in", label)
         return True
 
     def load_all(self, kind: str = "") -> None:
@@ -159,67 +154,23 @@ class PluginManager:
         """
         self._use_external()
         module, source = self._registrar.load(word, self.plugins)
-        label = word if isinstance(word, str) else ""
-        try:
-            plugin = self._add(module, source, label)
-        except ConfigError:
-            if source == "file":
-                del sys.modules[module.__name__]  # so that a later `add` reads the corrected file
-            raise
-        name = str(plugin.path) if source == "file" else label
+        plugin = self._add(module, source, word if isinstance(word, str) else module.__name__)
+        name = str(plugin.path) if source == "file" else str(word)
         if name not in self.user_plugins and plugin.source in ("file", "module"):
             self.user_plugins.append(name)
         return plugin
 
-    def _add(self, module: ModuleType, source: str, label: str = "") -> Plugin:
-        name = label or module.__name__
+    def _add(self, module: ModuleType, source: str, label: str) -> Plugin:
         path = Path(module.__file__ or "").resolve()
         for plugin in self.plugins:
             if plugin.module is module or plugin.path == path:
                 return plugin
-        if source != "built-in":
-            mark(module, str(path))
-            self._use_external()
-        registrar = self._plain if source == "built-in" else self._registrar
-        before = self._manager.get_plugins()
-        try:
-            registrar.register(module, name, name)
-            objects = registrar.objects(module, name)
-            for each in objects:
-                registrar.register(each, name, f"{name}:{type(each).__name__}")
-            parts = [module, *objects]
-            found = {caller.name for part in parts for caller in self._manager.get_hookcallers(part) or ()}
-            if not found:
-                raise ConfigError(
-                    f"{name} has no hook, so it would do nothing. A hook is a function with @hookimpl above it "
-                    f"(`from minisgl import hookimpl`), named as in minisgl/hooks.py: {', '.join(HOOKS[:8])}, …"
-                )
-            options: list[tuple[str, str, type]] = []
-            if "minisgl_configs" in found:
-                for yielded in self._manager.subset_hook_caller("minisgl_configs", before)() or [None]:
-                    options += registrar.options(yielded, name)
-            for group, choice, schema in options:
-                self._claim((group, choice), name)
-                if self.configs[group].setdefault(choice, schema) is not schema:
-                    raise ConfigError(f"{name} claims {group}={choice} twice. Give one of the two another name.")
-        except ConfigError:
-            for part in self._manager.get_plugins() - before:
-                self._manager.unregister(part)
-            raise
-        digest = module.__dict__.get("__sha256__") or hashlib.sha256(path.read_bytes()).hexdigest()
-        plugin = Plugin(module.__name__, source, path, module, tuple(sorted(found)), tuple(options), digest)
+        found, options = (self._plain if source == "built-in" else self._registrar).add(module, label)
+        for group, choice, schema in options:
+            self.configs[group][choice] = schema
+        plugin = Plugin(module.__name__, source, path, module, found, options, sha256(module))
         self.plugins.append(plugin)
-        registrar.loaded(plugin, parts)
         return plugin
-
-    def _claim(self, choice: tuple[str, str], plugin: str) -> None:
-        """Record that ``plugin`` registers the choice (group, name). Raise `ConfigError` if another plugin has it."""
-        group, name = choice
-        built_in = f"{BUILT_IN}.{group}.{name}"
-        owner = self._owners.setdefault(choice, built_in if exists(built_in) else plugin)
-        if owner != plugin:
-            label = f"the architecture {name}" if group == "models" else f"{group}={name}"
-            raise ConfigError(f"{plugin} and {owner} both claim {label}. Give one of them another name.")
 
     # ---- building ------------------------------------------------------------------------------------
 
@@ -239,7 +190,7 @@ class PluginManager:
             made = self._registrar.build(group, config, given, label)
         except ImportError as error:
             raise ConfigError(f"{label}: {missing_package(error)}") from error
-        except (ValueError, PluginError) as error:
+        except ValueError as error:
             raise ConfigError(f"{label}: {error}") from error
         if hasattr(made, "metrics") and not self._exports(made):  # else `build_other` built it
             self._registrar.register(_PartMetrics(made), label)
@@ -354,10 +305,7 @@ class PluginManager:
             self.load_all("models")
         found: dict[str, type] = {}
         for implementation in self.hook.minisgl_models.get_hookimpls():
-            owner = implementation.plugin_name
-            for name, model in self._registrar.models(implementation.function(), owner).items():
-                self._claim(("models", name), owner)
-                found[name] = model
+            found |= self._registrar.models(implementation.function(), implementation.plugin_name)
         return found
 
     def call_counts(self) -> list[tuple[str, str, str, str, int]]:

@@ -11,9 +11,6 @@ noticed.
 
 from __future__ import annotations
 
-from typing import Any
-
-from minisgl.plugin_manager.discovery import moved
 from minisgl.scheduler.base import Budget, Plan, Running, SchedulerPolicy, Waiting
 from minisgl.scheduler.page_allocator import PageAllocator, PageOwnershipError
 from minisgl.scheduler.planner import PolicyError
@@ -30,7 +27,3 @@ __all__ = [
     "SchedulerPolicy",
     "Waiting",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    return moved(__name__, name)

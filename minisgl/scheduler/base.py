@@ -9,10 +9,9 @@ shipped policies are in `plugins/scheduler/`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from minisgl.core import I32, Bools, EngineSpec, Output, Req, StepResult, TokenMasks
-from minisgl.plugin_manager.discovery import moved
 
 if TYPE_CHECKING:
     from minisgl.scheduler.cache_manager import CacheManager
@@ -188,7 +187,3 @@ class Constraints(Protocol):
         self, results: ResultReader, launched: InFlightStep, result: StepResult, out: Output
     ) -> tuple[Bools, Ended]:
         """Do what `ResultReader.append` does, for a step that sampled late, and advance the constraints."""
-
-
-def __getattr__(name: str) -> Any:
-    return moved(__name__, name)

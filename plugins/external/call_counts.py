@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from minisgl.plugin_manager.failures import PluginError, ends_silently, named
+from minisgl.plugin_manager.failures import named
+from minisgl.plugins.external.failures import PluginError, ends_silently
 
 
 class Calls(Counter[str]):

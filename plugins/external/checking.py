@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import inspect
 import reprlib
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -19,19 +21,25 @@ import pluggy
 from minisgl import hooks
 from minisgl.config import GROUPS, ConfigError
 from minisgl.plugin_manager.discovery import (
+    BUILT_IN,
     HOOKIMPL_ATTRIBUTE,
     HOOKS,
     Plugin,
+    Registered,
     Registrar,
+    exists,
     hook_classes,
     near,
     printed,
+    sha256,
     taken,
 )
-from minisgl.plugin_manager.failures import ends_silently, named
+from minisgl.plugin_manager.failures import named
 from minisgl.plugins.external.call_counts import Calls, count_calls, count_method_calls, counting_subclass
+from minisgl.plugins.external.failures import PluginError, ends_silently, mark
 from minisgl.plugins.external.loading import load
 from minisgl.plugins.external.metrics_text import checking_metrics
+from minisgl.plugins.external.old_places import offer_old_places
 from minisgl.plugins.external.parts import PARTS
 from minisgl.plugins.external.printing import print_build, print_hooks
 from minisgl.plugins.external.since_0_2 import (
@@ -50,13 +58,51 @@ class CheckingRegistrar(Registrar):
 
     def __init__(self, manager: pluggy.PluginManager):
         super().__init__(manager)
-        self._calls: dict[str, tuple[Plugin, Calls]] = {}  # by the name of the plugin's module
+        self._calls: dict[str, tuple[str, Calls]] = {}  # by the name of the plugin's module: its SHA-256, and the calls
+        self._owners: dict[tuple[str, str], str] = {}  # (group, name) → the plugin that registered it
+        offer_old_places()
         if printed():
             print_hooks(manager)
 
     def load(self, word: str | EntryPoint, loaded: Sequence[Plugin]) -> tuple[ModuleType, str]:
         """Import the file or module."""
-        return load(word, loaded)
+        module, source = load(word, loaded)
+        mark(module, str(_path(module)))
+        return module, source
+
+    def add(self, module: ModuleType, label: str) -> Registered:
+        """Check the plugin, and count the calls of its hooks. If it has a mistake, nothing of it is left."""
+        before = self.pluggy.get_plugins()
+        try:
+            found, yielded = super().add(module, label)
+            if not found:
+                raise ConfigError(
+                    f"{label} has no hook, so it would do nothing. A hook is a function with @hookimpl above it "
+                    f"(`from minisgl import hookimpl`), named as in minisgl/hooks.py: {', '.join(HOOKS[:8])}, …"
+                )
+            for group, choice, schema in yielded:
+                self._claim(group, choice, label)
+                if any(other[:2] == (group, choice) and other[2] is not schema for other in yielded):
+                    raise ConfigError(f"{label} claims {group}={choice} twice. Give one of the two another name.")
+        except ConfigError:
+            for part in self.pluggy.get_plugins() - before:
+                self.pluggy.unregister(part)
+            if "__sha256__" in module.__dict__:
+                del sys.modules[module.__name__]  # so that the corrected file can be loaded
+            raise
+        calls = Calls(plugin=str(_path(module)))
+        self._calls[module.__name__] = sha256(module), calls
+        for part in self.pluggy.get_plugins() - before:
+            self._count(part, calls)
+        return found, yielded
+
+    def _claim(self, group: str, name: str, plugin: str) -> None:
+        """Record that ``plugin`` registers the choice (group, name). Raise `ConfigError` if another plugin has it."""
+        built_in = f"{BUILT_IN}.{group}.{name}"
+        owner = self._owners.setdefault((group, name), built_in if exists(built_in) else plugin)
+        if owner != plugin:
+            label = f"the architecture {name}" if group == "models" else f"{group}={name}"
+            raise ConfigError(f"{plugin} and {owner} both claim {label}. Give one of them another name.")
 
     def objects(self, module: ModuleType, label: str) -> list[object]:
         """Raise `ConfigError` if a constructor needs arguments, or fails."""
@@ -65,34 +111,33 @@ class CheckingRegistrar(Registrar):
     def register(self, part: object, label: str, name: str | None = None) -> None:
         """Check the hooks of ``part`` first. Metrics that Prometheus could not read are an error of the observer."""
         check_hooks(part, label)
-        super().register(part, label, name)
+        try:
+            super().register(part, label, name)
+        except pluggy.PluginValidationError as error:
+            raise ConfigError(f"{label}: {error}") from error
         for implementation in self._implementations(part):
             if implementation.function.__name__ == "minisgl_metrics":
                 implementation.function = checking_metrics(implementation.function)  # type: ignore[misc]
         if type(part).__module__ in self._calls:  # an observer that a counted plugin built
             self._count(part, self._calls[type(part).__module__][1])
 
-    def options(self, yielded: Iterable[Any], label: str) -> list[tuple[str, str, type]]:
-        """Check each item."""
-        return check_options(yielded, label)
-
-    def loaded(self, plugin: Plugin, parts: Iterable[object]) -> None:
-        """Count the calls of the plugin's hooks from now on."""
-        calls = Calls(plugin=str(plugin.path))
-        self._calls[plugin.name] = plugin, calls
-        for part in parts:
-            self._count(part, calls)
+    def options(self, yielded: Iterable[Any], label: str) -> tuple[tuple[str, str, type], ...]:
+        """Check each item. A hook without `yield` gave nothing at all."""
+        return tuple(option for each in list(yielded) or [None] for option in check_options(each, label))
 
     def build(self, group: str, config: Any, given: Mapping[str, Any], label: str) -> Any:
         """Check what was built. A plugin for minisgl 0.2 may build it with a hook."""
-        plugin, calls = self._calls.get(type(config).__module__, (None, None))
+        calls = self._calls.get(type(config).__module__, (None, None))[1]
         if not hasattr(config, "build"):
-            owner = "no plugin" if plugin is None else str(plugin.path)
+            owner = "no plugin" if calls is None else calls.plugin
             made = build_with_hook(self.pluggy.hook, group, config, given, owner)
         elif calls is None:
             made = super().build(group, config, given, label)
         else:
-            made = count_calls(config.build, calls, "build")(**taken(config.build, given))
+            try:
+                made = count_calls(config.build, calls, "build")(**taken(config.build, given))
+            except PluginError as error:
+                raise ConfigError(f"{label}: {error}") from error
         if not isinstance(made, type):
             add_methods(group, label, made)
         check_made(group, made)
@@ -109,6 +154,8 @@ class CheckingRegistrar(Registrar):
                 f"{label}: minisgl_models must return a mapping from the names of architectures to model classes; it "
                 f"returned {reprlib.repr(found)}."
             )
+        for name in found:
+            self._claim("models", name, label)
         counted = {name: self._calls.get(model.__module__) for name, model in found.items()}
         return {
             name: model if (entry := counted[name]) is None else counting_subclass(model, entry[1])
@@ -118,8 +165,8 @@ class CheckingRegistrar(Registrar):
     def call_counts(self) -> list[tuple[str, str, str, str, int]]:
         """Return the counts of all plugins that are not built in."""
         return [
-            (plugin.name, str(plugin.path), plugin.sha256, call, times)
-            for plugin, calls in self._calls.values()
+            (name, calls.plugin, digest, call, times)
+            for name, (digest, calls) in self._calls.items()
             for call, times in sorted(calls.copy().items())
         ]
 
@@ -261,3 +308,7 @@ def _check_build(group: str, schema: type, label: str) -> None:
                 f"{label}: {schema.__name__}.build takes {argument!r}, which the group {group} does not offer"
                 f"{near(argument, offered)} It may take any of: {', '.join(offered)}."
             )
+
+
+def _path(module: ModuleType) -> Path:
+    return Path(module.__file__ or "").resolve()

@@ -18,7 +18,8 @@ from types import ModuleType
 
 from minisgl.config import ConfigError
 from minisgl.plugin_manager.discovery import Plugin, missing_package, near
-from minisgl.plugin_manager.failures import ends_silently, mark, named
+from minisgl.plugin_manager.failures import named
+from minisgl.plugins.external.failures import ends_silently, mark
 
 
 def load(word: str | EntryPoint, loaded: Sequence[Plugin]) -> tuple[ModuleType, str]:

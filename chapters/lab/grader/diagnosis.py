@@ -9,7 +9,7 @@ from pathlib import Path
 
 from minisgl.chapters.lab.grader.gate import Broken, Student, StudentError, TimedOut
 from minisgl.config import ConfigError
-from minisgl.plugin_manager.failures import PluginError
+from minisgl.plugins.external.failures import PluginError
 
 _UNEXPECTED = (AttributeError, TypeError, KeyError, IndexError, NameError)
 """Errors whose message does not say where they come from."""

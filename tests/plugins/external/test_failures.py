@@ -14,8 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from minisgl.config import Config, ConfigError
 from minisgl.core import EngineSpec
-from minisgl.plugin_manager.failures import PluginError, described
+from minisgl.plugin_manager.failures import described
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.external.failures import PluginError
 from minisgl.scheduler.observer import HookObserver
 
 SPEC = EngineSpec(page_size=16, num_pages=64, max_running_requests=8, max_seq_len=512, vocab_size=320)
