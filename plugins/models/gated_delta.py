@@ -8,7 +8,7 @@ Rule, 2024.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -42,7 +42,7 @@ class GatedDeltaNet(nn.Module):
     """
 
     gated_delta_rule: ClassVar[bool] = True
-    """Kernels may replace `mix` of this class: `minisgl.plugins.kernels.converted.gated_delta.FastDecode`."""
+    """Kernels may replace `mix` of this class: `minisgl.plugins.kernels.converted.gated_delta.FastGatedDelta`."""
 
     def __init__(self, number: int, pieces: Pieces, c: ModelConfig, ctx: Context):
         super().__init__()
@@ -172,9 +172,13 @@ class _Piece(NamedTuple):
 
 
 class Pieces:
-    """The pieces of the step that runs. They are the same for all layers, so the first one computes them."""
+    """The pieces of the step that runs. They are the same for all layers, so the first one computes them.
+
+    ``plan`` is what kernels in place of `GatedDeltaNet.mix` compute of the step, also once.
+    """
 
     def __init__(self) -> None:
+        self.plan: Any = None
         self._made: tuple[AttnBatch, tuple[I32, I32, I32] | None, list[_Piece]] | None = None
 
     def of_step(self, ctx: Context) -> list[_Piece]:
@@ -184,7 +188,7 @@ class Pieces:
         if batch.graph_key is not None:  # a recording: its tensors must not outlive the forward pass
             return list(_pieces(batch, saves))
         if self._made is None or self._made[0] is not batch or self._made[1] is not saves:
-            self._made = batch, saves, list(_pieces(batch, saves))
+            self._made, self.plan = (batch, saves, list(_pieces(batch, saves))), None
         return self._made[2]
 
 

@@ -17,12 +17,12 @@ from minisgl.attention import AttentionBackend, AttnBatch
 from minisgl.distributed import Communicator
 from minisgl.layers import Context
 from minisgl.models.config import ModelConfig
-from minisgl.plugins.kernels.converted.gated_delta import FastDecode, convert_gated_delta
+from minisgl.plugins.kernels.converted.gated_delta import FastGatedDelta, convert_gated_delta
 from minisgl.plugins.models.gated_delta import GatedDeltaNet, Pieces
 from minisgl.plugins.models.qwen3_5 import SeparateProjections
 
 HIDDEN, SLOTS = 32, 9
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 0.15}
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 0.15}
 
 
 def make_layer(
@@ -67,7 +67,7 @@ def compare(layer: GatedDeltaNet, x: Tensor) -> None:
     states, ctx.states = ctx.states, before
     plain = type(layer)
     convert_gated_delta(nn.ModuleList([layer]))
-    assert isinstance(layer, FastDecode)
+    assert isinstance(layer, FastGatedDelta)
     got: Any = layer(x)
     layer.__class__ = plain
     for result, wanted in zip([got, *ctx.states], [expected, *states], strict=True):
@@ -88,4 +88,15 @@ def test_decode_rows(
     """Rows go on with the states in their slots; a row that begins has none. Other slots stay as they are."""
     layer = make_layer(kind, (16, 32, 128, 128) if compiled else sizes, dtype, generator)
     tokens = set_step(layer, [(4, 7, 1), (1, 0, 1), (7, 100, 1)])
+    compare(layer, torch.randn((tokens, HIDDEN), generator=generator, device=generator.device).to(dtype))
+
+
+def test_prompts(dtype: torch.dtype, generator: torch.Generator, compiled: bool) -> None:
+    """Prompts of any lengths, beside decode rows: some begin, and states are saved within and between chunks."""
+    if not compiled and dtype == torch.float16:
+        pytest.skip("tested in float32 only: the interpreter is slow")
+    layer = make_layer(GatedDeltaNet, (16, 32, 128, 128) if compiled else (1, 2, 24, 40), dtype, generator)
+    tokens = set_step(layer, [(4, 7, 1), (1, 0, 2), (7, 100, 67), (0, 0, 9), (2, 5, 3)])
+    rows, positions, slots = [2, 3, 3, 4], [102, 2, 8, 8], [3, 5, 6, 8]
+    layer.ctx.state_saves = tuple(np.array(column, np.int32) for column in (rows, positions, slots))  # type: ignore[assignment]
     compare(layer, torch.randn((tokens, HIDDEN), generator=generator, device=generator.device).to(dtype))

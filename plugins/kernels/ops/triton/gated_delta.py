@@ -47,7 +47,7 @@ class Weights(NamedTuple):
     eps: float
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots", "seq_lens"])
 def convolve_kernel(
     mixed, state, weight, out, slots, seq_lens, stride_mixed, query_scale,
     K_HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, FEATURES: tl.constexpr, KERNEL: tl.constexpr,
@@ -87,7 +87,7 @@ def convolve_kernel(
     tl.store(inputs, moved, mask=real[:, None] & (j[None, :] < KERNEL - 1))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots", "seq_lens"])
 def absorb_kernel(
     features, state, gate, beta, decay, A_log, dt_bias, norm, out, slots, seq_lens,
     stride_gate, stride_beta, stride_decay, stride_out, eps,
