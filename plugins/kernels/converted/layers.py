@@ -186,7 +186,7 @@ def convert_layers(model: nn.Module) -> None:
         kind = type(module)
         if vars(kind).get("softmax_routing"):  # not inherited: a subclass may route otherwise
             module.__class__ = type("FastMoE", (FastRouting, kind), {})
-        if vars(kind).get("zero_centred") and module.weight.is_cuda:  # type: ignore[union-attr, operator]
+        if vars(kind).get("zero_centred") and module.weight.is_cuda:
             module.factors = 1 + module.weight.float()  # type: ignore[operator, assignment]
             module.__class__ = type("FastZeroCentredNorm", (FastZeroCentredNorm, kind), {})
         if type(module) in products:

@@ -43,7 +43,9 @@ def plan(parts: Sequence[Sequence[tuple[int, int, int]]], begins: Sequence[bool]
     Each row of ``parts`` has the parts of its prompt: (first token, token after the last, slot to save the state after
     it, or -1). ``begins`` says of each row whether it begins at position 0.
     """
-    chunks, rows, entries = [], [], []
+    chunks: list[tuple[int, int, int, int]] = []
+    rows: list[tuple[int, int, int, int]] = []
+    entries: list[tuple[int, int, int, int]] = []
     for row, own in enumerate(parts):
         first_chunk, first, end = len(chunks), own[0][0], own[-1][1]
         for start, stop, save in own:
