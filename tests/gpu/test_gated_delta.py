@@ -22,7 +22,8 @@ from minisgl.plugins.models.gated_delta import GatedDeltaNet, Pieces
 from minisgl.plugins.models.qwen3_5 import SeparateProjections
 
 HIDDEN, SLOTS = 32, 9
-TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 0.15}
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 3e-3, torch.bfloat16: 2.5e-2}
+"""Of the relative error of a whole tensor."""
 
 
 def make_layer(
@@ -71,8 +72,8 @@ def compare(layer: GatedDeltaNet, x: Tensor) -> None:
     got: Any = layer(x)
     layer.__class__ = plain
     for result, wanted in zip([got, *ctx.states], [expected, *states], strict=True):
-        error = (result.double() - wanted.double()).abs() / wanted.double().abs().clamp(min=1.0)
-        assert error.max().item() < TOLERANCE[x.dtype]
+        error = (result.double() - wanted.double()).norm() / wanted.double().norm()
+        assert error.item() < TOLERANCE[x.dtype]
 
 
 @pytest.mark.parametrize(
