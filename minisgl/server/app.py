@@ -67,8 +67,8 @@ class Api:
         self.model = config.server.served_model_name or config.model
         self.sampling_defaults = sampling_defaults
         self._check_headers = overridden(extensions, "check_headers")
-        self._check_fields = overridden(extensions, "check_fields")
-        self._check_body, self._forms = overridden(extensions, "check_body"), overridden(extensions, "answer_form")
+        self.check_fields = overridden(extensions, "check_fields")
+        self.check_body, self._forms = overridden(extensions, "check_body"), overridden(extensions, "answer_form")
         formats = [found for extension in extensions if (found := extension.chat_format()) is not None]
         self.chat_request: type[Any]
         self.chat_builder: type[ResponseBuilder]
@@ -91,22 +91,11 @@ class Api:
 
         def check_and_convert(parsed: S) -> T:
             if max_seq_len:  # else the server is starting: it refuses the request anyway
-                for check in self._check_body:
+                for check in self.check_body:
                     check(parsed, max_seq_len)
             return convert(parsed)
 
-        return await parse_body(body, kind, check_and_convert, self._check_fields)
-
-    def chat_of(self, fields: dict[str, Any]) -> Chat:
-        """Return a chat of these parameters, as if they were the body of a chat. Raise `ApiError`.
-
-        A route of another API calls this in ``convert`` of `read`, with what its own body asks for.
-        """
-        body = parse(msgspec.json.encode(fields), self.chat_request, self._check_fields)
-        if self.dispatcher.max_seq_len:
-            for check in self._check_body:
-                check(body, self.dispatcher.max_seq_len)
-        return self.prepare_chat(body)
+        return await parse_body(body, kind, check_and_convert, self.check_fields)
 
     def prepare_chat(self, body: Any) -> Chat:
         """Return a chat that was read, with its prompt and the form of its answer. Raise `ApiError`."""

@@ -6,8 +6,7 @@ knows the tokenizer but no engine, and imports neither torch nor transformers.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from minisgl.config import ConfigError
 from minisgl.core import Finished, InvalidRequestError, Output, SamplingParams
 from minisgl.message import (
     Abort,
-    AnyMessage,
     ChatPrompt,
     Delta,
     Limits,
@@ -50,8 +48,8 @@ from minisgl.tokenizer.tokenizer import Tokenizer, build_grammars, build_tokeniz
 
 LOGPROBS = "minisgl.plugins.http.apis.logprobs"
 """The plugin that adds the log-probabilities of tokens to a detokenizer's deltas."""
-_OTHERS = 0
-"""The queue of the messages that belong to no request with several choices."""
+FAIR = "minisgl.plugins.http.apis.fair_inbox"
+"""The plugin with the inbox in which a request with a thousand prompts does not delay all other messages."""
 
 
 def run_text_process(report: Report, addresses: Addresses, encoded: bytes, inbox: str, model: str, role: str) -> None:
@@ -77,14 +75,16 @@ def run_text_process(report: Report, addresses: Addresses, encoded: bytes, inbox
     warm_up(tokenizer)
     context = zmq.Context()
     pull = Pull(context, inbox)
-    messages = FairInbox(pull)
+    messages: Any = pull
     to_api = Push(context, addresses.api)
     worker = TextWorker(tokenizer, to_api.send, Push(context, addresses.scheduler).send, grammars)
     report.send(Ready())
     running = True
     while running:
         message = messages.receive()
-        if isinstance(message, Ping):
+        if isinstance(message, Submit) and message.group and messages is pull and exists(FAIR):
+            messages = import_module(FAIR, FAIR).FairInbox(pull, message)
+        elif isinstance(message, Ping):
             to_api.send(Pong(role, pull.num_dropped))
         else:
             running = worker.handle(message)
@@ -107,42 +107,6 @@ def warm_up(tokenizer: Tokenizer | None) -> None:
             worker.handle(Submit([0], prompt, params))
     end = Finished(0, "length")
     worker.handle(Outputs([NewRequest(0, [1, 2], params)], Output([0], [1], [end])))
-
-
-class FairInbox:
-    """Receives the messages of ``pull``, so that the prompts of one HTTP request do not delay all other messages.
-
-    A request may have a thousand prompts, each in a message, which take a tokenizer seconds. So there is a queue for
-    each such request and one for all other messages, and a message is taken from one after the other. The messages of
-    one queue keep their order, and no `Abort` overtakes its `Submit`.
-    """
-
-    def __init__(self, pull: Pull):
-        self._pull = pull
-        self._queues: dict[int, deque[AnyMessage]] = {}  # by group, the next one first; no queue is empty
-
-    def receive(self) -> AnyMessage:
-        """Wait for a message, and return it."""
-        for message in self._pull.drain(block=not self._queues):
-            if isinstance(message, Abort):
-                self._drop(message.uids)
-            group = message.group if isinstance(message, Submit) else _OTHERS
-            self._queues.setdefault(group, deque()).append(message)
-        group, queue = next(iter(self._queues.items()))
-        del self._queues[group]
-        first = queue.popleft()
-        if queue:
-            self._queues[group] = queue
-        return first
-
-    def _drop(self, uids: Sequence[int]) -> None:
-        """Remove the prompts of aborted requests. The scheduler does not know them, and ignores their `Abort`."""
-        aborted = set(uids)
-        for group in [group for group in self._queues if group != _OTHERS]:
-            kept = deque(m for m in self._queues[group] if not (isinstance(m, Submit) and aborted.issuperset(m.uids)))
-            self._queues[group] = kept
-            if not kept:
-                del self._queues[group]
 
 
 class TextWorker:

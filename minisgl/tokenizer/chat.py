@@ -158,8 +158,8 @@ def _tojson(
 def normalize(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Return messages of the OpenAI API in the form that templates read. Raise `InvalidRequestError` for a wrong one.
 
-    A null field is a missing field, as in `transformers`. The arguments of a tool call are an object. A content is a
-    string or a list of text parts.
+    A null field is a missing field, as in `transformers`. A content is a string or a list of text parts. Tool calls are
+    refused: `tokenizer=auto` reads them.
     """
     found = []
     for i, message in enumerate(messages):
@@ -167,7 +167,7 @@ def normalize(messages: Sequence[Message]) -> list[dict[str, Any]]:
         if "content" in new:
             new["content"] = _content(new["content"], i)
         if new.get("tool_calls"):
-            new["tool_calls"] = [_tool_call(call, i) for call in new["tool_calls"]]
+            refuse(i, "tool calls are not supported by this tokenizer: use tokenizer=auto")
         found.append(new)
     return found
 
@@ -205,34 +205,6 @@ def _part(part: Any, i: int) -> dict[str, str]:
     if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
         refuse(i, "a content part must be {'type': 'text', 'text': '…'}")
     return {"type": "text", "text": part["text"]}
-
-
-def _tool_call(call: Any, i: int) -> Any:
-    """Return a tool call whose arguments, a JSON string, are an object."""
-    if not isinstance(call, Mapping):
-        refuse(i, "a tool call must be an object")
-    function = call.get("function")
-    if isinstance(function, Mapping):
-        return {**call, "function": _with_arguments(function, i)}
-    return _with_arguments(call, i)
-
-
-def _with_arguments(function: Mapping[str, Any], i: int) -> dict[str, Any]:
-    given = function.get("arguments")
-    if not isinstance(given, str):
-        return dict(function)
-    try:
-        value = json.loads(given or "{}")
-    except (ValueError, RecursionError) as error:
-        refuse_arguments(i, function, f"are not valid JSON ({shorten(str(error), 60)})")
-    if not isinstance(value, dict):
-        refuse_arguments(i, function, "must be a JSON object in a string")
-    return {**function, "arguments": value}
-
-
-def refuse_arguments(i: int, function: Mapping[str, Any], what: str) -> NoReturn:
-    """Raise `InvalidRequestError` for the arguments of a tool call in the message number ``i``."""
-    refuse(i, f"the arguments of the tool call {shorten(reprlib.repr(function.get('name')), 60)} {what}")
 
 
 def refuse(i: int, what: str) -> NoReturn:

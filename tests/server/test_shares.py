@@ -14,12 +14,12 @@ import pytest
 
 from minisgl.core import SamplingParams
 from minisgl.message import Abort, Message, Ping, Submit, TextPrompt
+from minisgl.plugins.http.apis.fair_inbox import FairInbox
 from minisgl.plugins.http.bounds import default_choices
 from minisgl.plugins.http.shares import Shares
 from minisgl.server.dispatch import DISPLACED
 from minisgl.server.errors import ApiError
 from minisgl.server.request_record import Stream
-from minisgl.server.text_process import FairInbox
 from minisgl.testing.serving import Server
 
 from .test_dispatch import FakeServer, everything, with_fake_server
@@ -126,7 +126,7 @@ class Arrived:
 
 def received(sent: list[Message]) -> list[Any]:
     """Return the messages in the order in which a `FairInbox` returns them."""
-    inbox = FairInbox(Arrived(sent))  # type: ignore[arg-type]
+    inbox = FairInbox(Arrived(sent[1:]), sent[0])  # type: ignore[arg-type]
     messages = [inbox.receive()]
     while inbox._queues:
         messages.append(inbox.receive())

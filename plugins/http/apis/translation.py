@@ -16,6 +16,7 @@ import msgspec
 from minisgl.sampling_params import shorten
 from minisgl.server.app import Api
 from minisgl.server.errors import ApiError
+from minisgl.server.parsing import parse
 from minisgl.server.protocol import Chat
 
 T = TypeVar("T")
@@ -35,9 +36,13 @@ class Translation:
     names: Mapping[str, str]
 
     def read(self, api: Api) -> Chat:
-        """Return the chat. Raise `ApiError` with the client's names for an invalid one."""
+        """Return the chat with these parameters. Raise `ApiError` with the client's names for an invalid one."""
         try:
-            return api.chat_of(self.fields)
+            body = parse(msgspec.json.encode(self.fields), api.chat_request, api.check_fields)
+            if api.dispatcher.max_seq_len:
+                for check in api.check_body:
+                    check(body, api.dispatcher.max_seq_len)
+            return api.prepare_chat(body)
         except ApiError as error:
             raise self.rename(error) from None
 

@@ -17,6 +17,7 @@ import itertools
 import json
 import math
 import re
+import reprlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -71,14 +72,19 @@ def normalize(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
     A part of a content is a `TextPart`, and a reasoning text has all names under which templates read it. Raise
     `InvalidRequestError` also for a field of a part that would have no effect, and for arguments of a tool call that
-    JSON allows but that have several meanings. Arguments that the client gave as a string are `Arguments`.
+    JSON allows but that have several meanings. The arguments of a tool call are an object: `Arguments` if the client
+    gave a string.
     """
     for i, message in enumerate(messages):
         if isinstance(content := message.get("content"), list | tuple):
             for part in content:
                 _check_part(part, i)
     found = []
-    for i, (message, given) in enumerate(zip(chat.normalize(messages), messages, strict=True)):
+    plain = chat.normalize([{k: value for k, value in each.items() if k != "tool_calls"} for each in messages])
+    for i, (changed, given) in enumerate(zip(plain, messages, strict=True)):
+        calls = [_tool_call(call, i) for call in given.get("tool_calls") or ()]
+        both = {**changed, "tool_calls": calls or given.get("tool_calls")}
+        message = {name: both[name] for name in given if both.get(name) is not None}
         for call, given_call in zip(message.get("tool_calls") or (), given.get("tool_calls") or (), strict=True):
             _keep_arguments(call, given_call, i)
         if isinstance(content := message.get("content"), list):
@@ -104,6 +110,34 @@ def _check_part(part: Any, i: int) -> None:
         chat.refuse(i, "a content part must be {'type': 'text', 'text': '…'}")
 
 
+def _tool_call(call: Any, i: int) -> Any:
+    """Return a tool call whose arguments, a JSON string, are an object."""
+    if not isinstance(call, Mapping):
+        chat.refuse(i, "a tool call must be an object")
+    function = call.get("function")
+    if isinstance(function, Mapping):
+        return {**call, "function": _with_arguments(function, i)}
+    return _with_arguments(call, i)
+
+
+def _with_arguments(function: Mapping[str, Any], i: int) -> dict[str, Any]:
+    given = function.get("arguments")
+    if not isinstance(given, str):
+        return dict(function)
+    try:
+        value = json.loads(given or "{}")
+    except (ValueError, RecursionError) as error:
+        _refuse_arguments(i, function, f"are not valid JSON ({shorten(str(error), 60)})")
+    if not isinstance(value, dict):
+        _refuse_arguments(i, function, "must be a JSON object in a string")
+    return {**function, "arguments": value}
+
+
+def _refuse_arguments(i: int, function: Mapping[str, Any], what: str) -> NoReturn:
+    """Raise `InvalidRequestError` for the arguments of a tool call in the message number ``i``."""
+    chat.refuse(i, f"the arguments of the tool call {shorten(reprlib.repr(function.get('name')), 60)} {what}")
+
+
 def _keep_arguments(call: dict[str, Any], given_call: Mapping[str, Any], i: int) -> None:
     """Make the arguments of a normalized tool call `Arguments`, if the client has given a string."""
     is_nested = isinstance(call.get("function"), Mapping)
@@ -113,7 +147,7 @@ def _keep_arguments(call: dict[str, Any], given_call: Mapping[str, Any], i: int)
     try:
         json.loads(text or "{}", object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite_float)
     except ValueError as error:
-        chat.refuse_arguments(i, function, f"are not valid JSON ({shorten(str(error), 60)})")
+        _refuse_arguments(i, function, f"are not valid JSON ({shorten(str(error), 60)})")
     function["arguments"] = Arguments(text, function["arguments"])
 
 

@@ -20,10 +20,10 @@ from minisgl.chapters.tutor.tokenizer import CHAT_TEMPLATE
 from minisgl.chapters.tutor.words import held_out
 from minisgl.models.shipped import weights_dir
 from minisgl.plugins.http.apis.full_answer import message
+from minisgl.plugins.tokenizer.exact.template import CheckedTemplate
 from minisgl.plugins.tool_parser.hermes import HermesParser, matches
-from minisgl.tokenizer.chat import ChatTemplate
 
-TEMPLATE = ChatTemplate(CHAT_TEMPLATE)
+TEMPLATE = CheckedTemplate(CHAT_TEMPLATE)
 FAMILIES = {name for names in corpus._FAMILIES.values() for name in names} | {"lookup", "absent"}
 
 

@@ -14,9 +14,9 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from minisgl.core import InvalidRequestError
+from minisgl.plugins.http.apis.parameters import chat_prompt
 from minisgl.plugins.tokenizer.exact.template import CheckedTemplate
 from minisgl.plugins.tokenizer.exact.tokenizer import ExactTokenizer
-from minisgl.server.protocol import template_messages
 
 from .test_client_text import IM, THINK, build, special
 
@@ -99,13 +99,18 @@ CHATS: dict[str, Messages] = {
 }  # fmt: skip
 
 
+def checked(messages: Messages) -> Messages:
+    """Return the messages as a tokenizer's process gets them."""
+    return chat_prompt(messages, True, {}).messages
+
+
 def forms(messages: Messages) -> list[Messages]:
     """Return a chat in the documented forms: contents as given, as strings and as parts; developer or system."""
     found: list[Messages] = []
     for form in ("given", "string", "parts", "strings as parts"):
         for developer in ("developer", "system"):
             for parse in (True, False):
-                chat: Messages = json.loads(json.dumps(template_messages(messages)))
+                chat: Messages = json.loads(json.dumps(checked(messages)))
                 for message in chat:
                     if message["role"] == "developer":
                         message["role"] = developer
@@ -148,7 +153,7 @@ def test_as_transformers_or_refused(shape: str, chat: str) -> None:
 def rendered(template: CheckedTemplate, messages: Messages, prompt: bool = True) -> tuple[str, str | None]:
     """Return the prompt and no error, or no prompt and the error."""
     try:
-        return template.render(template_messages(messages), prompt), None
+        return template.render(checked(messages), prompt), None
     except InvalidRequestError as error:
         return "", error.message
 
@@ -171,7 +176,7 @@ def rendered(template: CheckedTemplate, messages: Messages, prompt: bool = True)
 )  # fmt: skip
 def test_is_served(shape: str, chat: str) -> None:
     """These chats are rendered, and not refused."""
-    assert CheckedTemplate(SHAPES[shape], TOKENS).render(template_messages(CHATS[chat]))
+    assert CheckedTemplate(SHAPES[shape], TOKENS).render(checked(CHATS[chat]))
 
 
 @pytest.mark.parametrize(
@@ -194,7 +199,7 @@ def test_lost_text_is_refused(shape: str, chat: str, cause: str | None) -> None:
         assert template.render(CHATS[chat])
         return
     with pytest.raises(InvalidRequestError, match=cause) as refused:
-        template.render(template_messages(CHATS[chat]))
+        template.render(checked(CHATS[chat]))
     assert refused.value.field == "messages"
 
 
@@ -304,7 +309,7 @@ def test_names_of_fields_are_not_replaced() -> None:
     tokenizer = ExactTokenizer(build("byte_level", added), CheckedTemplate(source))
     call = {"id": "id", "type": "function", "function": {"name": "function", "arguments": '{"text": "name"}'}}
     messages = [user(parts("text", "user"), name="name"), assistant(None, tool_calls=[call]), tool(parts("|tool|>"))]
-    chat = tokenizer.render(template_messages(messages))
+    chat = tokenizer.render(checked(messages))
     assert chat.text in [theirs(source, form, True) for form in forms(messages)]
     ids = tokenizer.encode_chat(chat)
     assert tokenizer.decode(ids, False) == chat.text

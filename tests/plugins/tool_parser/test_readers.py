@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from minisgl.plugins.http.tools import WithoutSpecial
 from minisgl.plugins.reasoning_parser.think import ThinkReader
+from minisgl.plugins.tokenizer.exact.template import CheckedTemplate
 from minisgl.plugins.tool_parser.harmony import HarmonyReader
 from minisgl.plugins.tool_parser.hermes import HermesParser, HermesReader
 from minisgl.plugins.tool_parser.llama3 import Llama3Parser, Llama3Reader
 from minisgl.plugins.tool_parser.mistral import MistralParser, MistralReader
 from minisgl.plugins.tool_parser.qwen3_coder import Qwen3CoderReader, as_json
 from minisgl.server.answer import AnswerReader, CallArguments, CallBegin, Content, Part, PlainReader, Reasoning
-from minisgl.tokenizer.chat import ChatTemplate
 
 TOOLS = frozenset({"f", "get_weather"})
 Readers = dict[str, Callable[[], AnswerReader]]
@@ -247,7 +247,7 @@ def test_calls_that_a_template_writes_are_read(
         "role": "assistant",
         "tool_calls": [{"id": "abcdefghi", "type": "function", "function": each} for each in functions],
     }
-    text = ChatTemplate(template).render([message], add_generation_prompt=False)
+    text = CheckedTemplate(template).render([message], add_generation_prompt=False)
     assert [(name, json.loads(arguments)) for name, arguments in read(name, *text)] == calls
 
 
@@ -261,7 +261,7 @@ def test_arguments_of_qwen3_coder(arguments: dict[str, Any], is_typed: bool) -> 
     schema = {"properties": {name: {"type": types[type(value)]} for name, value in arguments.items()}}
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": json.dumps(arguments)}}
     message = {"role": "assistant", "tool_calls": [call]}
-    text = ChatTemplate(QWEN3_CODER_TEMPLATE).render([message], add_generation_prompt=False)
+    text = CheckedTemplate(QWEN3_CODER_TEMPLATE).render([message], add_generation_prompt=False)
     reader = Qwen3CoderReader({"f": schema if is_typed else {}}, None)
     ((name, found),) = merged([*reader.feed(text), *reader.finish()])
     assert (name, list(json.loads(found))) == ("f", list(arguments))
