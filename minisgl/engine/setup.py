@@ -70,12 +70,7 @@ def resolve_dtype(config: Config, model: ModelConfig, device: torch.device) -> t
 
 def resolve_max_seq_len(config: Config, model: ModelConfig) -> int:
     """Return the maximum number of tokens of a request: ``max_seq_len`` if given, else the model's maximum."""
-    kind, why = model.rope.rope_type, ""
-    if kind in ("dynamic", "longrope"):
-        why = (
-            f" Its RoPE scaling ({kind}) rotates every token of a longer sequence by other angles, so it could not "
-            "share pages of the prefix cache with shorter ones."
-        )
+    why = model.rope.why_no_longer and f" {model.rope.why_no_longer}"
     if config.max_seq_len is None:
         if why:
             log.warning("%s serves requests of at most %d tokens.%s", config.model, model.max_len, why)

@@ -2,14 +2,15 @@
 
 The table of cosines and sines of all positions is computed once, in float32. `minisgl.attention.rotate` applies it to
 queries and keys. Pages of the prefix cache are shared by sequences of any length, so an angle may depend on the
-position only, not on the length of the sequence. The types "dynamic" and "longrope" obey this rule up to their original
-context length: `minisgl.models.config.ModelConfig.max_len` is not longer.
+position only, not on the length of the sequence. A type that breaks this rule beyond a length allows no longer sequence
+(`RopeConfig.max_len`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -69,35 +70,35 @@ class RMSNormFused(RMSNorm):
 class RopeConfig:
     """The RoPE parameters of config.json, under Hugging Face's names.
 
-    ``original_max_position_embeddings`` is the context length before it was extended; llama3, yarn and longrope need
-    it. ``rope_type`` may be a type that only a plugin knows: `frequencies` refuses it.
+    A type that scales the frequencies has a subclass, from `ROPE_TYPES`. ``rope_type`` may also be one that only a
+    model's plugin knows: `frequencies` refuses it.
     """
 
     rope_type: str = "default"
     rope_theta: float = 10_000.0
-    factor: float = 1.0
-    original_max_position_embeddings: int = 0
     partial_rotary_factor: float = 1.0  # the rotated part of a head; `frequencies` refuses all but 1
-    low_freq_factor: float = 1.0  # llama3
-    high_freq_factor: float = 4.0
-    beta_fast: float = 32.0  # yarn
-    beta_slow: float = 1.0
-    attention_factor: float | None = None
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
-    truncate: bool = True
-    short_factor: tuple[float, ...] = ()  # longrope
-    long_factor: tuple[float, ...] = ()
+
+    def max_len(self, max_position_embeddings: int) -> int:
+        """Return the longest sequence that the model supports, in tokens."""
+        return max_position_embeddings
+
+    @property
+    def why_no_longer(self) -> str:
+        """Why no sequence may be longer than `max_len`, as a sentence; "" if that is the model's context."""
+        return ""
+
+    def scale(self, inv_freq: Tensor) -> tuple[Tensor, float]:
+        """Return the frequencies made of the plain ones ``inv_freq``, and the factor for cosines and sines."""
+        if self.rope_type != "default":
+            known = ", ".join(("default", *ROPE_TYPES))
+            raise ConfigError(f"rope_type {self.rope_type!r} is not supported. Supported types: {known}.")
+        return inv_freq, 1.0
 
 
-SCALINGS: dict[str, Callable[[Tensor, RopeConfig], tuple[Tensor, float]]] = {
-    "default": lambda inv_freq, rope: (inv_freq, 1.0),
-    "linear": lambda inv_freq, rope: (inv_freq / rope.factor, 1.0),
-}
-"""RoPE type → the frequencies that it makes of the plain ones, and the factor for cosines and sines.
+ROPE_TYPES: dict[str, Callable[[dict[str, Any], int], RopeConfig]] = {}
+"""RoPE type → what reads its parameters, given those of config.json and ``max_position_embeddings``.
 
-"linear": Chen et al., Extending Context Window … via Position Interpolation, 2023. The file
-`plugins/models/rope_scaling.py` adds the other types of transformers.
+The file `plugins/models/rope_scaling.py` adds the types of transformers.
 """
 
 
@@ -105,7 +106,7 @@ def frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
     """Return the angle per position of each of the head_dim/2 pairs, and a factor for cosines and sines.
 
     The angles are float32 [head_dim/2], in radians. Su et al., RoFormer, 2021. Raises ConfigError for a type that is
-    not in `SCALINGS`, if a head is rotated in part, or for an odd ``head_dim``.
+    not in `ROPE_TYPES`, if a head is rotated in part, or for an odd ``head_dim``.
     """
     if rope.partial_rotary_factor != 1.0:
         raise ConfigError(
@@ -119,11 +120,8 @@ def frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
             "rope_parameters differ by layer type, which is not supported: a plugin must build a table for each type "
             "from ModelConfig.rope_by_layer_type."
         )
-    if rope.rope_type not in SCALINGS:
-        *known, last = SCALINGS
-        raise ConfigError(f"rope_type {rope.rope_type!r} is not supported: use {', '.join(known)} or {last}.")
     inv_freq = 1.0 / (rope.rope_theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
-    return SCALINGS[rope.rope_type](inv_freq, rope)
+    return rope.scale(inv_freq)
 
 
 class RoPE(nn.Module):

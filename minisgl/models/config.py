@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from minisgl.config import ConfigError
-from minisgl.layers.attention import RopeConfig
+from minisgl.layers.attention import ROPE_TYPES, RopeConfig
 from minisgl.utils.json_file import read_json
 
 __all__ = ["HOW_TO_ADD", "ModelConfig"]
@@ -23,17 +23,6 @@ HOW_TO_ADD = (
     'To serve another architecture, name a plugin that implements it with plugins=FILE: the page "Add a model" '
     "(docs/add-a-model.md) shows how to write one."
 )
-
-_ROPE_NEEDS: dict[str, tuple[str, ...]] = {
-    "linear": ("factor",),
-    "dynamic": ("factor",),
-    "yarn": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-    "longrope": ("short_factor", "long_factor"),
-}
-"""RoPE type → the parameters that have no default."""
-_NULL_IS_DEFAULT = ("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow")
-"""RoPE parameters that may be null or 0, which means that they are not given."""
 
 
 @dataclass(frozen=True)
@@ -65,16 +54,8 @@ class ModelConfig:
 
     @property
     def max_len(self) -> int:
-        """The longest sequence that the model supports, in tokens.
-
-        It is ``max_position_embeddings``, unless linear or YaRN scaling extends the context further. With longrope, it
-        is the original context length: transformers computes longer sequences, from their first token on, with other
-        angles than shorter ones, so they could not share pages of the prefix cache.
-        """
-        rope, length = self.rope, self.max_position_embeddings
-        if rope.rope_type in ("linear", "yarn"):
-            return max(length, int(rope.original_max_position_embeddings * rope.factor))
-        return min(length, rope.original_max_position_embeddings) if rope.rope_type == "longrope" else length
+        """The longest sequence that the model supports, in tokens: ``max_position_embeddings``, or as RoPE allows."""
+        return self.rope.max_len(self.max_position_embeddings)
 
     def need(self, key: str) -> int:
         """Return the positive integer ``key`` of config.json, which not every architecture has.
@@ -210,31 +191,10 @@ def _rope(raw: Mapping[str, Any], given: Mapping[str, Any], length: int) -> Rope
     if "original_max_position_embeddings" in raw:
         rope["original_max_position_embeddings"] = raw["original_max_position_embeddings"]
     kind = rope["rope_type"] = str(rope.get("rope_type", rope.get("type", "default")))
-    missing = [key for key in _ROPE_NEEDS.get(kind, ()) if key not in rope]
-    if missing:
-        raise ConfigError(f"rope_type {kind!r} needs {', '.join(missing)}, which config.json lacks.")
-    if kind in ("yarn", "longrope") and rope.get("factor") is None:
-        rope["factor"] = length / positive(rope, "original_max_position_embeddings")
-    values: dict[str, Any] = {"rope_type": kind}
-    for f in fields(RopeConfig)[1:]:
-        if kind == "default" and f.name not in ("rope_theta", "partial_rotary_factor"):
-            values |= {"original_max_position_embeddings": length}
-            continue
-        if f.name == "original_max_position_embeddings":
-            values[f.name] = positive(rope, f.name) if kind in ("llama3", "yarn", "longrope") else length
-        elif f.name in ("short_factor", "long_factor") and f.name in rope:
-            values[f.name] = _numbers(rope, f.name)
-        elif f.name in rope and (rope[f.name] or f.name not in _NULL_IS_DEFAULT):
-            values[f.name] = bool(rope[f.name]) if f.name == "truncate" else number(rope, f.name, 0.0)
-    return RopeConfig(**values)
-
-
-def _numbers(rope: Mapping[str, Any], key: str) -> tuple[float, ...]:
-    """Return the list of numbers ``rope[key]``. Raises `ConfigError` if it is not one."""
-    values = rope[key]
-    if not isinstance(values, list) or not all(isinstance(value, (int, float)) for value in values):
-        raise ConfigError(f"{key} of the RoPE parameters must be a list of numbers, got {values!r}.")
-    return tuple(values)
+    if kind in ROPE_TYPES:
+        return ROPE_TYPES[kind](rope, length)
+    values = {name: number(rope, name, 0.0) for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+    return RopeConfig(kind, **values)
 
 
 _NESTED = ("text_config", "llm_config", "language_config", "thinker_config")

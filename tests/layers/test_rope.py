@@ -9,10 +9,10 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-import minisgl.plugins.models.rope_scaling  # noqa: F401 - registers its types
 from minisgl.config import ConfigError
 from minisgl.layers.attention import RoPE, RopeConfig, frequencies
 from minisgl.models.config import ModelConfig
+from minisgl.plugins.models.rope_scaling import ScaledRope
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 512}
 LLAMA3 = {
@@ -88,7 +88,7 @@ def test_what_the_table_cannot_hold_is_refused() -> None:
     with pytest.raises(ConfigError, match="rope_type 'mrope' is not supported"):
         frequencies(RopeConfig(rope_type="mrope"), 64)
     with pytest.raises(ConfigError, match="short_factor of longrope has 3 numbers, expected 32"):
-        frequencies(RopeConfig(rope_type="longrope", short_factor=(1.0, 1.0, 1.0)), 64)
+        frequencies(ScaledRope(rope_type="longrope", short_factor=(1.0, 1.0, 1.0)), 64)
     with pytest.raises(ConfigError, match=r"partial_rotary_factor=0\.5 is not supported"):
         frequencies(RopeConfig(partial_rotary_factor=0.5), 64)
     with pytest.raises(ConfigError, match="head_dim=15 is odd"):

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-import minisgl.plugins.models.rope_scaling  # noqa: F401 - registers its types
 from minisgl.config import ConfigError
 from minisgl.layers.attention import RopeConfig, frequencies
 from minisgl.models.config import ModelConfig
+from minisgl.plugins.models.rope_scaling import ScaledRope
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -33,7 +33,7 @@ def test_defaults() -> None:
     c = config(num_key_value_heads=...)
     assert (c.head_dim, c.num_key_value_heads, c.rms_norm_eps) == (16, 4, 1e-6)
     assert (c.tie_word_embeddings, c.attention_bias, c.hidden_act) == (False, False, "silu")
-    assert c.rope == RopeConfig(original_max_position_embeddings=256)
+    assert c.rope == RopeConfig()
     assert (c.num_experts, c.sliding_window, c.dtype) == (0, None, "float32")
 
 
@@ -66,7 +66,8 @@ def test_defaults() -> None:
     ],
 )
 def test_rope_layouts(changes: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert config(**changes).rope == RopeConfig(**{"original_max_position_embeddings": 256, **expected})
+    scaled = {"original_max_position_embeddings": 256, **expected}
+    assert config(**changes).rope == (ScaledRope(**scaled) if "rope_type" in expected else RopeConfig(**expected))
 
 
 def test_yarn_extends_the_context() -> None:
