@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from minisgl.bench.arguments import add_json, write_json
+from minisgl.cluster.process import free_port
 from minisgl.config import ConfigError
 from minisgl.plugin_manager.manager import PluginManager
-from minisgl.utils.process import free_port
 
 ALGORITHMS: dict[str, tuple[str, dict[str, int]]] = {
     "NCCL": ("torch", {}),

@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import IO
 
+from minisgl.cluster.process import when_input_closes
 from minisgl.server.cli import main
-from minisgl.utils.process import when_input_closes
 
 READY = "minisgl is ready: "
 """The beginning of the line with the server's URL."""

@@ -45,6 +45,7 @@ from minisgl.cluster.cluster import SERVER
 from minisgl.cluster.http_server import observed
 from minisgl.cluster.kv_subscriber import KVSubscriber
 from minisgl.cluster.options import OWN_OPTIONS, ROUTER_ONLY, ClusterConfig
+from minisgl.cluster.process import free_port
 from minisgl.cluster.prompt_reader import PromptReader
 from minisgl.cluster.relay import Attempt, PromptView, Relay
 from minisgl.cluster.replica_process import ReplicaProcess
@@ -60,7 +61,6 @@ from minisgl.server.app import MIN_BODY, default_max_body
 from minisgl.server.errors import ApiError
 from minisgl.tokenizer.tokenizer import build_tokenizer
 from minisgl.utils.log import setup_logging
-from minisgl.utils.process import free_port
 
 log = logging.getLogger(__name__)
 

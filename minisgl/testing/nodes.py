@@ -17,8 +17,8 @@ from types import TracebackType
 
 import psutil
 
+from minisgl.cluster.process import free_port
 from minisgl.testing.serving import patient_timeout
-from minisgl.utils.process import free_port
 
 __all__ = ["Nodes"]
 

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import torch
 
+from minisgl.cluster.process import free_port
 from minisgl.config import Config
 from minisgl.distributed import Communicator
 from minisgl.engine.build import build_engine
@@ -25,7 +26,6 @@ from minisgl.engine.engine import TorchEngine
 from minisgl.engine.ranks import Peers, follow
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.testing.serving import scaled_timeout
-from minisgl.utils.process import free_port
 
 __all__ = ["LINKING_SECONDS", "Deadlock", "leader_engine", "run_ranks"]
 

@@ -20,13 +20,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, BinaryIO
 
+from minisgl.cluster.process import free_port, when_parent_ends
 from minisgl.core import EngineDeadError
 from minisgl.engine.ranks import Peers, follow
 from minisgl.hooks import hookimpl
 from minisgl.plugin_manager.encoding import decode_config, encode_config, plugins_of
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.utils.log import setup_logging
-from minisgl.utils.process import free_port, when_parent_ends
 
 if TYPE_CHECKING:
     from minisgl.config import Config

@@ -11,13 +11,13 @@ from functools import partial
 
 import zmq
 
+from minisgl.cluster.process import free_port
 from minisgl.engine.ranks import Peers, follow
 from minisgl.message import Ping, Pong
 from minisgl.message.queue import Addresses, Pull, Push
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.server.rank_process import build_rank, ready, run_leader
 from minisgl.server.worker_pool import Report
-from minisgl.utils.process import free_port
 
 END = b""
 """The message that rank 0 sends to the other ranks after its last step."""

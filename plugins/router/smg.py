@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from minisgl.cluster.process import free_port
 from minisgl.config import Config, ConfigError
 from minisgl.hooks import hookimpl
-from minisgl.utils.process import free_port
 
 # Every process of every server loads this file, so the HTTP libraries are imported where a router is built.
 if TYPE_CHECKING:

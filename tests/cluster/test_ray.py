@@ -25,10 +25,10 @@ import psutil
 import pytest
 import yaml
 
+from minisgl.cluster.process import free_port
 from minisgl.cluster.relay import PromptView
 from minisgl.cluster.routing import Replica, live_replicas
 from minisgl.config import ConfigError
-from minisgl.utils.process import free_port
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("Ray is not installed: make check-cluster", allow_module_level=True)

@@ -11,7 +11,7 @@ import sys
 import pytest
 import torch
 
-from minisgl.utils.process import free_port
+from minisgl.cluster.process import free_port
 
 # Options of communicator=nccl; None is communicator=torch. The limits are chosen so that every algorithm is used.
 ALGORITHMS = {

@@ -22,9 +22,9 @@ import httpx
 import psutil
 import pytest
 
+from minisgl.cluster.process import free_port
 from minisgl.testing.nodes import Nodes
 from minisgl.testing.serving import scaled_timeout
-from minisgl.utils.process import free_port
 
 OPTIONS = ["model=tutor", "num_pages=512", "server.tokenizers=0"]
 PROMPT = {"prompt": "What is a KV cache?", "temperature": 0, "max_tokens": 24}

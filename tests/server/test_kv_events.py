@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
+from minisgl.cluster.process import free_port
 from minisgl.testing.serving import Server, patient_timeout
-from minisgl.utils.process import free_port
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "kv_events" / "subscriber.py"
 

@@ -28,6 +28,7 @@ from minisgl.cluster.multi_node.handshake import HANDSHAKE_SECONDS, WrongSecretE
 from minisgl.cluster.multi_node.link import CAUSE_SECONDS, Link
 from minisgl.cluster.multi_node.same_options import check_same_options, check_same_plugins, plugin_hashes
 from minisgl.cluster.multi_node.torchrun import END_STATUS, PARENT_POLL_SECONDS, Place, prepare_device, use_interface
+from minisgl.cluster.process import when_parent_ends
 from minisgl.config import Config, ConfigError
 from minisgl.engine.ranks import follow
 from minisgl.plugin_manager.encoding import decode_config, encode_config, plugins_of
@@ -35,7 +36,6 @@ from minisgl.plugin_manager.failures import described
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.server.worker_pool import STACK_DUMP_SIGNAL
 from minisgl.utils.log import setup_logging
-from minisgl.utils.process import when_parent_ends
 from minisgl.utils.version import __version__
 
 log = logging.getLogger(__name__)

@@ -30,6 +30,7 @@ from minisgl.cluster.multi_node.handshake import answer, read_secret
 from minisgl.cluster.multi_node.link import CAUSE_SECONDS, Link
 from minisgl.cluster.multi_node.same_options import plugin_hashes
 from minisgl.cluster.multi_node.torchrun import Place, prepare_device, use_interface
+from minisgl.cluster.process import free_port
 from minisgl.config import Config, ConfigError
 from minisgl.engine.ranks import Peers
 from minisgl.message.queue import Addresses
@@ -37,7 +38,6 @@ from minisgl.plugin_manager.encoding import decode_config, plugins_of
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.server.rank_process import run_leader
 from minisgl.server.worker_pool import DrainRequest, Failed, Report
-from minisgl.utils.process import free_port
 from minisgl.utils.version import __version__
 
 log = logging.getLogger(__name__)

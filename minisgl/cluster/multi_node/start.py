@@ -12,11 +12,11 @@ from minisgl.cluster.multi_node.follower_process import run_follower
 from minisgl.cluster.multi_node.handshake import read_secret
 from minisgl.cluster.multi_node.remote_ranks import run_rank_0
 from minisgl.cluster.multi_node.torchrun import END_STATUS, PARENT_POLL_SECONDS, address_of, fit_config, read_place
+from minisgl.cluster.process import when_parent_ends
 from minisgl.config import Config
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.server.serve import serve
 from minisgl.server.worker_pool import SIGNALS
-from minisgl.utils.process import when_parent_ends
 
 if TYPE_CHECKING:
     from minisgl.plugins.ranks.torchrun_options import MultiNodeConfig

@@ -29,9 +29,9 @@ from typing import IO, NamedTuple
 import torch
 from torch import Tensor
 
+from minisgl.cluster.process import when_input_closes
 from minisgl.plugins.kernels.ops.compilations import deep_gemm_folder, deep_gemm_kernels
 from minisgl.plugins.kernels.ops.fp8 import E4M3, Fp8Weight, blocks
-from minisgl.utils.process import when_input_closes
 
 __all__ = ["Job", "compile_kernels", "is_prepared", "jobs_of", "main", "prepare", "row_counts"]
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.distributed import HashStore, ProcessGroupGloo, Store
 
+from minisgl.cluster.process import free_port
 from minisgl.config import ConfigError
 from minisgl.distributed import Communicator
 from minisgl.plugin_manager.manager import PluginManager
@@ -20,7 +21,6 @@ from minisgl.plugins.communicator.torch import Torch, TorchCommunicator
 from minisgl.testing.communicator import CommunicatorConformance
 from minisgl.testing.ranks import run_ranks
 from minisgl.testing.serving import patient_timeout
-from minisgl.utils.process import free_port
 
 CPU = torch.device("cpu")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-WATCHED = "import os; from minisgl.utils.process import when_input_closes; when_input_closes(lambda: os._exit(3))\n"
+WATCHED = "import os; from minisgl.cluster.process import when_input_closes; when_input_closes(lambda: os._exit(3))\n"
 
 
 def start(program: str) -> subprocess.Popen[bytes]:

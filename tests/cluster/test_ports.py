@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from minisgl.utils import process as ports
-from minisgl.utils.process import free_port
+from minisgl.cluster import process as ports
+from minisgl.cluster.process import free_port
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says which ports it chooses")
