@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from minisgl.core import I32, Bools, EngineSpec, Output, Req, StepResult, TokenMasks
+from minisgl.core import Bools, EngineSpec, Output, Req, Step, StepResult, TokenMasks
 
 if TYPE_CHECKING:
     from minisgl.scheduler.cache_manager import CacheManager
@@ -125,21 +125,18 @@ class Speculation(Protocol):
     def removed(self, reqs: Sequence[Req]) -> None:
         """Note requests that stop to run, before they lose their rows."""
 
-    def draft(self, cache_manager: CacheManager, step_id: int, reqs: Sequence[Req], rows: I32) -> list[list[int]]:
-        """Return the drafts of each decoding request in step ``step_id``. Allocate the pages of their positions.
+    def with_drafts(
+        self, cache_manager: CacheManager, step: Step, reqs: list[Req], may_repeat: bool
+    ) -> tuple[Step, list[Req]]:
+        """Return the step in which decode rows verify drafts, and the request of each of its rows.
 
-        ``rows`` are the request-pool rows. They have the pages of the requests' own next tokens.
+        Allocate the pages of the drafts. With ``may_repeat``, the step may have several rounds: no request waits.
         """
 
-    def num_rounds(
-        self, cache_manager: CacheManager, reqs: Sequence[Req], rows: I32, positions: I32, counts: I32
-    ) -> int:
-        """Return how often a step of verification rows is computed: `Step.rounds`.
-
-        Called if all rows of a step verify drafts, none has a grammar, and no request waits. Row i computes
-        ``counts[i]`` tokens from ``positions[i]`` on, in each round. For more than one round, this method allocates the
-        pages of the further ones.
-        """
+    def append(
+        self, results: ResultReader, launched: InFlightStep, result: StepResult, gained: Bools, out: Output
+    ) -> Ended:
+        """Append the tokens of a step with verification rows, for the rows ``gained``: see `ResultReader.append`."""
 
     def read(self, launched: InFlightStep, result: StepResult, gained: Sequence[int]) -> None:
         """Note the result of a step: the requests in the rows ``gained`` got ``result.accepted[row]`` tokens each."""

@@ -70,7 +70,7 @@ class Scheduler:
         self.constraints: Constraints | None = None  # from the first request with a constraint on
         self.step_builder = StepBuilder(self.cache_manager, speculation)
         self.counters = Counters()
-        self.results = ResultReader(self.request_table, self.counters)
+        self.results = ResultReader(self.request_table, self.counters, speculation)
         self.requests: dict[int, Req] = {}  # open requests (waiting and running) by uid
         make_queue = getattr(policy, "make_queue", None)
         self.waiting = WaitingQueue() if make_queue is None else make_queue(lambda: self.request_table.reqs)

@@ -1,12 +1,12 @@
 """Builds the next Step from the rows that the planner chose, and gives the tokens of a step's result to its requests.
 
-`StepBuilder`: kinds of rows, draft tokens, input tokens, pages, prompt scores. All rows belong to running requests: the
-scheduler has admitted the waiting ones before. The builder allocates the pages of decode rows, and `Speculation.draft`
-those of draft tokens.
+`StepBuilder`: kinds of rows, input tokens, pages, prompt scores. All rows belong to running requests: the scheduler has
+admitted the waiting ones before. The builder allocates the pages of decode rows, and `Speculation.with_drafts` those of
+draft tokens.
 
-`ResultReader`: one token a row, or the accepted run of a verification row. The result of a row is discarded if its
-request has ended or was retracted since the launch. The reader decides which requests end with their new tokens; the
-scheduler ends them.
+`ResultReader`: one token a row; `Speculation.append` reads the accepted run of a verification row. The result of a row is
+discarded if its request has ended or was retracted since the launch. The reader decides which requests end with their
+new tokens; the scheduler ends them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import structs
 
 from minisgl.core import (
     I32,
@@ -33,10 +34,7 @@ from minisgl.scheduler.base import Speculation
 from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.scheduler.request_table import RequestTable
 
-_DECODE, _VERIFY, _PREFILL = range(3)  # kinds of rows, in the order of a step
-
-Drafts = dict[int, list[int]]
-"""Row number → the row's draft tokens, at least one."""
+_NO_UPDATES = (np.empty(0, np.int32),) * 3
 
 
 class StepBuilder:
@@ -64,31 +62,14 @@ class StepBuilder:
         """
         table = self.request_table
         decodes = table.num_computed_tokens[req_pool_indices] >= table.num_prefill_tokens[req_pool_indices]
-        num_decode, num_verify = int(decodes.sum()), 0
-        drafts: Drafts = {}
+        num_decode = int(decodes.sum())
         self.cache_manager.allocate_step_pages(req_pool_indices, num_tokens)
-        if num_decode and self.speculation is not None:
-            rows = np.flatnonzero(decodes)
-            decoding = [reqs[i] for i in rows.tolist()]
-            found = self.speculation.draft(self.cache_manager, step_id, decoding, req_pool_indices[rows])
-            drafts = {row: tokens for row, tokens in zip(rows.tolist(), found, strict=True) if tokens}
-            num_verify = len(drafts)
-            num_decode -= num_verify
-        if max(num_decode, num_verify) not in (0, len(reqs)):  # rows of several kinds
-            kinds = np.where(decodes, _DECODE, _PREFILL)
-            kinds[list(drafts)] = _VERIFY
-            order = np.argsort(kinds, kind="stable")
+        if num_decode not in (0, len(reqs)):  # rows of both kinds
+            order = np.argsort(~decodes, kind="stable")
             req_pool_indices, num_tokens = req_pool_indices[order], num_tokens[order]
             reqs = [reqs[i] for i in order.tolist()]
-            drafts = {row: drafts[i] for row, i in enumerate(order.tolist()) if i in drafts}
         starts = table.num_computed_tokens[req_pool_indices]
         num_sampled = (starts + num_tokens >= table.num_prefill_tokens[req_pool_indices]).astype(np.int32)
-        for row, tokens in drafts.items():
-            num_tokens[row] = num_sampled[row] = 1 + len(tokens)
-        late_sampling = any(num_sampled[row] for row, req in enumerate(reqs) if req.constraint is not None)
-        rounds = 1
-        if self.speculation is not None and may_repeat and num_verify == len(reqs) and not late_sampling:
-            rounds = self.speculation.num_rounds(self.cache_manager, reqs, req_pool_indices, starts, num_tokens)
         step = Step(
             id=step_id,
             req_pool_indices=req_pool_indices,
@@ -96,27 +77,25 @@ class StepBuilder:
             num_scheduled_tokens=num_tokens,
             num_sampled_tokens=num_sampled,
             num_decode=num_decode,
-            num_verify=num_verify,
-            input_ids=_input_ids(reqs, starts, num_tokens, num_decode, drafts),
-            page_table_updates=self.cache_manager.pop_page_table_updates(),
+            num_verify=0,
+            input_ids=_input_ids(reqs, starts, num_tokens, num_decode),
+            page_table_updates=_NO_UPDATES,
             admissions=tuple(_admission(req, self._keeps_tokens) for req in admitted),
-            prompt_logprobs=_prompt_ranges(reqs, starts, num_tokens, num_decode + num_verify),
-            late_sampling=late_sampling,
-            rounds=rounds,
+            prompt_logprobs=_prompt_ranges(reqs, starts, num_tokens, num_decode),
+            late_sampling=any(num_sampled[row] for row, req in enumerate(reqs) if req.constraint is not None),
         )
+        if num_decode and self.speculation is not None:
+            step, reqs = self.speculation.with_drafts(self.cache_manager, step, reqs, may_repeat)
+        step = structs.replace(step, page_table_updates=self.cache_manager.pop_page_table_updates())
         return step if self._with_states is None else self._with_states(step, reqs), reqs
 
 
-def _input_ids(reqs: Sequence[Req], starts: I32, num_tokens: I32, num_decode: int, drafts: Drafts) -> I32:
-    """Return the input ids of all rows in order: PENDING and the drafts in decode and verification rows, or a chunk."""
-    first_chunk = num_decode + len(drafts)
-    continuing = [PENDING] * num_decode
-    for row in range(num_decode, first_chunk):
-        continuing += (PENDING, *drafts[row])
-    ids = np.array(continuing, np.int32)
-    if first_chunk == len(reqs):
+def _input_ids(reqs: Sequence[Req], starts: I32, num_tokens: I32, num_decode: int) -> I32:
+    """Return the input ids of all rows in order: PENDING in a decode row, or the tokens of a chunk."""
+    ids = np.full(num_decode, PENDING, np.int32)
+    if num_decode == len(reqs):
         return ids
-    chunks = [reqs[row].tokens()[starts[row] : starts[row] + num_tokens[row]] for row in range(first_chunk, len(reqs))]
+    chunks = [reqs[row].tokens()[starts[row] : starts[row] + num_tokens[row]] for row in range(num_decode, len(reqs))]
     return np.concatenate((ids, *chunks))
 
 
@@ -189,8 +168,8 @@ class InFlightStep(NamedTuple):
 class ResultReader:
     """Reads the results of one scheduler's steps. ``counts`` are the scheduler's counters, which are updated."""
 
-    def __init__(self, request_table: RequestTable, counts: dict[str, int]):
-        self.request_table, self.counts = request_table, counts
+    def __init__(self, request_table: RequestTable, counts: dict[str, int], speculation: Speculation | None = None):
+        self.request_table, self.counts, self.speculation = request_table, counts, speculation
 
     def append(self, launched: InFlightStep, result: StepResult, out: Output) -> tuple[Bools, Ended]:
         """Append the tokens of ``result`` to their requests and to ``out``.
@@ -204,8 +183,9 @@ class ResultReader:
         if step.prompt_logprobs:
             self._add_prompt_logprobs(launched, result, valid, out)
         gained = valid & step.sample
-        append = self._append_runs if step.num_verify else self._append_tokens
-        return gained, append(launched, result, gained, out)
+        if step.num_verify and self.speculation is not None:
+            return gained, self.speculation.append(self, launched, result, gained, out)
+        return gained, self._append_tokens(launched, result, gained, out)
 
     def _append_tokens(self, launched: InFlightStep, result: StepResult, gained: Bools, out: Output) -> Ended:
         """Append one token to the request of each row in ``gained``: the result of a step without verification rows."""
@@ -229,37 +209,8 @@ class ResultReader:
         if result.logprobs is not None:
             first = len(out.uids) - len(rows)
             for k, i in enumerate(rows):
-                _add_logprobs(out, result.logprobs[i], first + k, 1)
+                add_logprobs(out, result.logprobs[i], first + k, 1)
         self.counts["output_tokens"] += len(rows)
-        return ended
-
-    def _append_runs(self, launched: InFlightStep, result: StepResult, gained: Bools, out: Output) -> Ended:
-        """Append the accepted tokens of each row in ``gained``: the result of a step with verification rows.
-
-        The tokens of a row count up to the first stop token. The row's positions up to the last accepted draft have the
-        right KV; the next row of the request begins after them.
-        """
-        step = launched.step
-        rows = np.flatnonzero(gained).tolist()
-        ended: Ended = []
-        tokens, accepted = result.tokens.tolist(), result.accepted.tolist()
-        for i in rows:
-            req, run = launched.reqs[i], tokens[i][: accepted[i]]
-            stop = _first_stop(req, run)
-            if stop is not None:
-                run = run[: stop + 1]
-                ended.append((req, "stop"))
-            elif len(req) + len(run) >= req.max_len:
-                ended.append((req, "length"))
-            result.accepted[i] = len(run)
-            if result.logprobs is not None:
-                _add_logprobs(out, result.logprobs[i], len(out.uids), len(run))
-            req.output_ids.extend(run)
-            out.uids.extend([req.uid] * len(run))
-            out.tokens.extend(run)
-            self.counts["output_tokens"] += len(run)
-        computed = launched.ends - step.num_sampled_tokens + result.accepted
-        self.request_table.num_computed_tokens[step.req_pool_indices[rows]] = computed[rows]
         return ended
 
     def _add_prompt_logprobs(self, launched: InFlightStep, result: StepResult, valid: Bools, out: Output) -> None:
@@ -278,12 +229,7 @@ NO_TOKEN = (
 """The error of a request whose next mask allows no token."""
 
 
-def _first_stop(req: Req, run: Sequence[int]) -> int | None:
-    """Return the index of the first token in ``run`` that ends the request, or None."""
-    return next((k for k, token in enumerate(run) if token in req.stop_ids), None)
-
-
-def _add_logprobs(out: Output, entries: Sequence[Logprobs] | None, first: int, count: int) -> None:
+def add_logprobs(out: Output, entries: Sequence[Logprobs] | None, first: int, count: int) -> None:
     """Add the log-probabilities of a row's tokens, which are ``count`` entries of the output from ``first`` on."""
     if entries is not None:
         out.logprobs.update(enumerate(entries[:count], first))

@@ -32,7 +32,7 @@ from minisgl.core import (
 from minisgl.plugins.constraint import manager as constraints
 from minisgl.plugins.constraint.manager import ConstraintManager
 from minisgl.plugins.speculation import adaptive
-from minisgl.plugins.speculation.adaptive import AdaptiveSpeculation
+from minisgl.plugins.speculation.adaptive import AdaptiveSpeculation, verification
 from minisgl.scheduler import steps
 from minisgl.scheduler.base import Budget, Plan, Running, Waiting
 from minisgl.scheduler.cache_manager import AdmissionCost, CacheManager
@@ -295,7 +295,7 @@ def stop_in_run_missed() -> Bug:
     def last_only(req: Req, run: Sequence[int]) -> int | None:
         return len(run) - 1 if run[-1] in req.stop_ids else None
 
-    return patch.object(steps, "_first_stop", last_only)
+    return patch.object(verification, "first_stop", last_only)
 
 
 def rejected_token_in_history() -> Bug:
@@ -313,12 +313,12 @@ def rejected_token_in_history() -> Bug:
 
 def logprobs_shifted() -> Bug:
     """Patch the reading of results: each token of a run has the log-probability of the token before it."""
-    real = steps._add_logprobs
+    real = steps.add_logprobs
 
     def add(out: Output, entries: Sequence[Logprobs] | None, first: int, count: int) -> None:
         real(out, entries if entries is None else [entries[0], *entries][:count], first, count)
 
-    return patch.object(steps, "_add_logprobs", add)
+    return patch.object(steps, "add_logprobs", add)
 
 
 def result_after_abort_kept() -> Bug:

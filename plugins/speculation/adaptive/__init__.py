@@ -6,7 +6,7 @@ A verification row costs more than a decode row, and the host must wait for its 
 step. So the number of drafts follows, for each request, how many of its drafts were accepted; and for the whole batch,
 drafts are verified only where they make it faster. Both are measured, not assumed: docs/design/speculation.md.
 
-This module knows requests and numbers of tokens. It builds no steps.
+This module knows requests and numbers of tokens. `verification` beside it rewrites steps and reads their results.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
-from minisgl.core import I32, EngineSpec, Req, Step, StepResult
+from minisgl.core import I32, Bools, EngineSpec, Output, Req, Step, StepResult
 from minisgl.plugins.speculation import DraftProposer
+from minisgl.plugins.speculation.adaptive.verification import append_runs, verify
 from minisgl.scheduler import PolicyError
 from minisgl.scheduler.base import Speculation
 from minisgl.scheduler.cache_manager import CacheManager
-from minisgl.scheduler.steps import PER_POSITION, InFlightStep
+from minisgl.scheduler.steps import PER_POSITION, Ended, InFlightStep, ResultReader
 
 FIRST_DRAFTS = 8
 """Drafts of a request's first verification."""
@@ -91,6 +93,20 @@ class AdaptiveSpeculation(Speculation):
         self.proposer.close()
 
     # ---- drafts --------------------------------------------------------------------------------------------
+
+    def with_drafts(
+        self, cache_manager: CacheManager, step: Step, reqs: list[Req], may_repeat: bool
+    ) -> tuple[Step, list[Req]]:
+        """Return the step in which decode rows verify drafts, in one or more rounds, and the requests of its rows."""
+        drafts = self.draft(cache_manager, step.id, reqs[: step.num_decode], step.req_pool_indices[: step.num_decode])
+        if not any(drafts):
+            return step, reqs
+        step, reqs = verify(step, reqs, drafts)
+        if may_repeat and step.num_verify == step.rows and not step.late_sampling:
+            counts = step.num_scheduled_tokens
+            rounds = self.num_rounds(cache_manager, reqs, step.req_pool_indices, step.num_computed_tokens, counts)
+            step = structs.replace(step, rounds=rounds)
+        return step, reqs
 
     def draft(self, cache_manager: CacheManager, step_id: int, reqs: Sequence[Req], rows: I32) -> list[list[int]]:
         """Return the drafts of each decoding request in a step, and allocate the pages of their positions.
@@ -181,6 +197,12 @@ class AdaptiveSpeculation(Speculation):
         return rounds
 
     # ---- results -------------------------------------------------------------------------------------------
+
+    def append(
+        self, results: ResultReader, launched: InFlightStep, result: StepResult, gained: Bools, out: Output
+    ) -> Ended:
+        """Append the accepted tokens of each row in ``gained``."""
+        return append_runs(results, launched, result, gained, out)
 
     def read(self, launched: InFlightStep, result: StepResult, gained: Sequence[int]) -> None:
         """Note the result of a step: the requests in the rows ``gained`` got ``result.accepted[row]`` tokens each."""
