@@ -4,9 +4,9 @@
 admitted the waiting ones before. The builder allocates the pages of decode rows, and `Speculation.with_drafts` those of
 draft tokens.
 
-`ResultReader`: one token a row; `Speculation.append` reads the accepted run of a verification row. The result of a row is
-discarded if its request has ended or was retracted since the launch. The reader decides which requests end with their
-new tokens; the scheduler ends them.
+`ResultReader`: one token a row; `Speculation.append` reads the accepted run of a verification row. The result of a row
+is discarded if its request has ended or was retracted since the launch. The reader decides which requests end with
+their new tokens; the scheduler ends them.
 """
 
 from __future__ import annotations
