@@ -42,6 +42,7 @@ SELECTED = {
     "scheduler.guard",
     "scheduler.prefill_first",
     "speculation.none",
+    "speculation.verification",
     "tokenizer.auto",
     "tool_parser.auto",
 }
@@ -50,8 +51,8 @@ OPTIONS = ("attention=torch", "graph=none", "moe=torch", "device=cpu", "num_page
 
 
 def selected(names: set[str]) -> set[str]:
-    """Return the names without those that are all loaded by default: model families, and extensions of the server."""
-    return {name for name in names if not name.startswith(("models.", "http."))}
+    """Return the names without those that are all loaded: model families, processors of logits, extensions."""
+    return {name for name in names if not name.startswith(("models.", "sampling.", "http."))}
 
 
 def test_an_llm_imports_the_selected_plugins() -> None:
