@@ -169,11 +169,10 @@ def _allocate_pool(
         )
     groups, depth = attention.group_layers(layers)
     rows = config.max_running_requests
-    shapes: list[Any] = getattr(model, "state_shapes", list)()
-    spec = EngineSpec(config.page_size, 0, rows, max_seq_len, vocab_size, groups, bool(shapes))
+    if (allocate_states := getattr(model, "allocate_states", None)) is not None:
+        ctx.states = allocate_states(config, manager)
+    spec = EngineSpec(config.page_size, 0, rows, max_seq_len, vocab_size, groups, bool(ctx.states))
     shape = (depth, config.page_size, layers[0].kv_heads, layers[0].head_dim)
-    if shapes:
-        ctx.states = setup.allocate_states(config, manager, shapes, ctx.device)
     reserved = needs.workspace + _state_bytes(spec, rank)
     pages = setup.size_pool(config, KVPool.page_bytes(*shape, ctx.dtype), spec, ctx.device, reserved)
     pages = min(int(n) for n in ctx.comm.exchange(str(pages).encode()))  # page numbers must be valid on all ranks

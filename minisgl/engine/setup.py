@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
-from torch import Tensor
 
 from minisgl.attention import AttentionBackend
 from minisgl.config import Config, ConfigError
@@ -210,30 +209,6 @@ def explain_out_of_memory(config: Config) -> Iterator[None]:
             f"The device has no memory left for attention's workspace and graphs: lower {option} or "
             f"max_prefill_tokens, or use graph=none. ({error})"
         ) from error
-
-
-def allocate_states(
-    config: Config, manager: PluginManager, shapes: Sequence[tuple[tuple[int, ...], torch.dtype]], device: torch.device
-) -> list[Tensor]:
-    """Allocate the recurrent states of a model: for each of ``shapes``, [request-pool rows, scratch row too, *shape].
-
-    Raises `ConfigError` for options that such a model can't have yet.
-    """
-    speculation = manager.name_of("speculation", config.speculation)
-    what = f"{config.model} has layers with a recurrent state"
-    if speculation not in ("none", "null"):
-        raise ConfigError(
-            f"{what}, which excludes speculation={speculation}: a rejected draft can't be taken back out of a state. "
-            "Use speculation=none."
-        )
-    snapshots = getattr(config.cache, "snapshots", 0)
-    slots = config.max_running_requests + 1 + snapshots
-    states = [torch.zeros((slots, *shape), dtype=dtype, device=device) for shape, dtype in shapes]
-    gib = sum(state.nbytes for state in states) / 2**30
-    log.info("%s: %d slots of %.1f MiB (%.2f GiB)", what, slots, gib * 2**10 / slots, gib)
-    if not snapshots:
-        log.info("no prefix is reused, because its pages hold no state: see cache=states")
-    return states
 
 
 CPU_SHARE, CPU_LIMIT = 0.1, 4 << 30

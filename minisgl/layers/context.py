@@ -39,8 +39,8 @@ class Context:
     """Returns the part of a group, which is built for the first layer that needs it: ``ctx.part("moe")``."""
     pool: KVPool | None = None
     states: list[torch.Tensor] = field(default_factory=list)
-    """The recurrent states, set with ``pool``: those of `Model.state_shapes`, each [slots, *shape]. The first slots are
-    those of the request-pool rows and of the scratch row; further ones hold copies, which only `Step` names."""
+    """The recurrent states, from `Model.allocate_states`, each [slots, *shape]. The first slots are those of the
+    request-pool rows and of the scratch row; further ones hold copies, which only `Step` names."""
     batch: AttnBatch | None = None  # the rows of the step that runs, for layers with a state
     state_saves: tuple[I32, I32, I32] | None = None  # `Step.state_saves` of this step, which the layers carry out
     weights: torch.device | None = None

@@ -10,9 +10,8 @@ one launch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from minisgl.attention import LayerSpec
@@ -29,6 +28,10 @@ from minisgl.layers.weight_shards import WeightShard, WeightSource, weight_shard
 from minisgl.models.config import ModelConfig
 from minisgl.models.weights import load_weights
 
+if TYPE_CHECKING:
+    from minisgl.config import Config
+    from minisgl.plugin_manager.manager import PluginManager
+
 __all__ = ["Decoder", "DecoderLayer", "DecoderLayers", "Model"]
 
 
@@ -41,10 +44,10 @@ class Model(Protocol):
     def attention_layers(self) -> list[LayerSpec]:
         """Return the `LayerSpec` of each layer that stores KV, in the order of the layers' indices."""
 
-    def state_shapes(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """Return shape and dtype of each tensor of one request's recurrent state: docs/design/states.md.
+    def allocate_states(self, config: Config, manager: PluginManager) -> list[Tensor]:
+        """Allocate the recurrent states of all request-pool rows, for `Context.states`: docs/design/states.md.
 
-        A layer finds them in `Context.states`. The method may be missing: the model then has no state.
+        The method may be missing: the model has no state then. Raises `ConfigError` for options that exclude states.
         """
 
     def load(self, source: WeightSource) -> None:
@@ -192,10 +195,6 @@ class Decoder(nn.Module):
     def attention_layers(self) -> list[LayerSpec]:
         """Return the `LayerSpec` of every layer with attention, in order."""
         return list(self.specs)
-
-    def state_shapes(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """Return no state: see `Model.state_shapes`."""
-        return []
 
     def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
         """Yield the shards of all weights. In checkpoints, every name but the LM head's begins with `_base`."""

@@ -27,6 +27,7 @@ from minisgl.models.decoder import Decoder
 from minisgl.plugins.models.experts import MoELayer
 from minisgl.plugins.models.gated_delta import GatedDeltaNet, Pieces
 from minisgl.plugins.models.gemma3 import FinalNorm, GemmaNorm
+from minisgl.plugins.models.states import WithStates
 
 log = logging.getLogger(__name__)
 
@@ -170,7 +171,7 @@ class WithoutPrediction:
                 log.info("%d tensors of multi-token prediction (mtp) are not loaded", ignored)
 
 
-class Qwen3NextForCausalLM(Decoder):
+class Qwen3NextForCausalLM(WithStates, Decoder):
     """Qwen3-Next."""
 
     model_type = "qwen3_next"

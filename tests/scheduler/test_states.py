@@ -47,7 +47,7 @@ def test_retraction() -> None:
 
 
 def test_rejected_draft_stays_in_the_state() -> None:
-    """So speculation is refused for models with states: `minisgl.engine.setup.allocate_states`."""
+    """So speculation is refused for models with states: `minisgl.plugins.models.states`."""
     with pytest.raises(SimViolation, match="goes on with a state") as caught:
         drive(drafts=(4, 50, 1)).run([job(1, 9, 30)])
     assert caught.value.rule == "state"
