@@ -75,7 +75,6 @@ class Api:
         self.chat_request, self.chat_builder = formats[0] if formats else (ChatRequest, ResponseBuilder)
         self._check_health = overridden(extensions, "check_health")
         self._admit, self._watch = overridden(extensions, "admit"), overridden(extensions, "watch")
-        dispatcher.make_room = self._find_room
 
     # ---- what a request asks for -----------------------------------------------------------------------------
 
@@ -171,10 +170,6 @@ class Api:
         builder.stream, stream.chat, stream.response_id = stream, builder.chat, builder.id
         stream.listeners = [listener for watch in self._watch if (listener := watch(stream)) is not None]
         return stream
-
-    def _find_room(self, client: str, count: int, missing: int, num_open: Mapping[Stream, int]) -> Sequence[Stream]:
-        made = (extension.make_room(client, count, missing, num_open) for extension in self.extensions)
-        return next((streams for streams in made if streams), ())
 
 
 def create_app(api: Api) -> ASGIApp:

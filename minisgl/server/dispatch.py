@@ -58,7 +58,8 @@ class Dispatcher:
 
     New requests are accepted only while ``state`` is "ready"; otherwise they are refused with ``reason``. ``max_open``
     is the largest number of open requests. If a new request finds no room, ``make_room`` may name open streams that end
-    in its place: see `HttpExtension.make_room`. ``spec`` is None until the engine is ready.
+    in its place; its arguments are the client, the number of its new requests, the number of missing places, and the
+    number of open requests of each stream, the oldest stream first. ``spec`` is None until the engine is ready.
     """
 
     def __init__(self, addresses: Addresses, max_open: int):

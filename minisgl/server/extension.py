@@ -113,14 +113,6 @@ class HttpExtension:
     def admit(self, prompts: Sequence[Prompt], params: SamplingParams, record: RequestRecord) -> None:
         """Check a generation before anything is sent to another process. Raise `ApiError` to refuse it."""
 
-    def make_room(self, client: str, count: int, missing: int, num_open: Mapping[Stream, int]) -> Sequence[Stream]:
-        """Return streams to end because the server has ``missing`` too few places for ``count`` requests of ``client``.
-
-        ``num_open`` has the number of open requests of each stream, the oldest stream first. Return nothing to let the
-        new requests be refused.
-        """
-        return ()
-
     # ---- observing -----------------------------------------------------------------------------------------
 
     def watch(self, stream: Stream) -> Callable[[int, Delta], None] | None:

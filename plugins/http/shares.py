@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from minisgl import hookimpl
 from minisgl.config import Config
+from minisgl.server.app import Api
 from minisgl.server.extension import HttpExtension
 from minisgl.server.request_record import Stream
 
@@ -27,7 +28,15 @@ class Shares(HttpExtension):
     def __init__(self, max_open: int):
         self._max_open = max_open
 
+    def begin(self, api: Api) -> None:
+        api.dispatcher.make_room = self.make_room
+
     def make_room(self, client: str, count: int, missing: int, num_open: Mapping[Stream, int]) -> Sequence[Stream]:
+        """Return streams to end because the server has ``missing`` too few places for ``count`` requests of ``client``.
+
+        ``num_open`` has the number of open requests of each stream, the oldest stream first. Return nothing to let the
+        new requests be refused.
+        """
         by_client: dict[str, int] = {}
         for stream, number in num_open.items():  # some thousands: a Counter would be slower
             by_client[stream.client] = by_client.get(stream.client, 0) + number
