@@ -19,6 +19,8 @@ from minisgl.layers.weight_shards import WeightShard, split_rows
 from minisgl.models.config import number
 from minisgl.models.decoder import Decoder
 
+GROUP = 32
+"""Numbers in MXFP4 that share a scale."""
 YARN = {
     "rope_type": "yarn",
     "factor": 32.0,
@@ -85,6 +87,7 @@ class Experts(nn.Module):
         super().__init__()
         self.rank, self.inner, self.alpha, self.limit = ctx.comm.rank, inner, alpha, limit
         self.moe: Any = ctx.part("moe")
+        self.packed = False  # the weights are in MXFP4: see `keep_mxfp4`
         self.loaded: Any = None  # what a backend with ``load_clamped`` made of the weights
         here = split_rows(inner, ctx.comm.size, "expert size (intermediate_size)")
         self.gate_up, self.gate_up_bias = (
@@ -95,20 +98,69 @@ class Experts(nn.Module):
 
     def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
         """Yield this rank's slices. The checkpoint has the transposed matrices, [experts, in, out]."""
-        experts, hidden, here = self.down.shape
-        inner, start = self.inner, self.rank * here
+        here, inner = self.gate_up_bias.shape[1] // 2, self.inner
+        start = self.rank * here
+        both = (len(self.gate_up_bias), 2 * inner)
+        yield WeightShard.part(f"{prefix}gate_up_proj_bias", both, 1, 2 * start, self.gate_up_bias)
+        yield WeightShard.whole(f"{prefix}down_proj_bias", self.down_bias)
+        if self.packed:
+            yield from self.packed_shards(prefix)
+            return
+        experts, hidden, _ = self.down.shape
         rows = (experts, hidden, 2 * inner)
         yield WeightShard.part(f"{prefix}gate_up_proj", rows, 2, 2 * start, self.gate_up.transpose(1, 2))
-        yield WeightShard.part(f"{prefix}gate_up_proj_bias", (experts, 2 * inner), 1, 2 * start, self.gate_up_bias)
         yield WeightShard.part(f"{prefix}down_proj", (experts, inner, hidden), 1, start, self.down.transpose(1, 2))
-        yield WeightShard.whole(f"{prefix}down_proj_bias", self.down_bias)
+
+    def keep_mxfp4(self) -> bool:
+        """Load the weights in MXFP4, as they are stored, if the MoE backend multiplies them; return whether it does.
+
+        A rank must have whole groups of 32 columns, which share a scale. Called before the weights are loaded.
+        """
+        (experts, hidden, here), dtype = self.down.shape, self.down.dtype
+        if not hasattr(self.moe, "load_mxfp4") or dtype.itemsize != 2 or hidden % GROUP or here % GROUP:
+            return False
+        for name, rows, columns in (("gate_up", 2 * here, hidden), ("down", hidden, here)):
+            setattr(self, name, None)
+            for end, bytes_of_group in (("blocks", GROUP // 2), ("scales", 1)):
+                shape = (experts, rows, columns // GROUP, bytes_of_group)
+                part = torch.empty(shape, dtype=torch.uint8, device=self.down_bias.device)
+                setattr(self, f"{name}_{end}", nn.Parameter(part, requires_grad=False))
+        self.packed = True
+        return True
+
+    def packed_shards(self, prefix: str) -> Iterator[WeightShard]:
+        """Yield this rank's slices of experts in MXFP4, which are stored as [experts, out, in / 32]."""
+        experts, hidden, groups, _ = self.down_blocks.shape
+        inner, rank = self.inner, self.rank
+        rows = (experts, 2 * inner, hidden // GROUP)
+        columns = (experts, hidden, inner // GROUP)
+        for end, size in (("blocks", (GROUP // 2,)), ("scales", ())):
+            gate_up, down = (getattr(self, f"{name}_{end}") for name in ("gate_up", "down"))
+            gate_up, down = (part if size else part.squeeze(-1) for part in (gate_up, down))
+            begin = rank * gate_up.shape[1]
+            yield WeightShard.part(f"{prefix}gate_up_proj_{end}", (*rows, *size), 1, begin, gate_up)
+            yield WeightShard.part(f"{prefix}down_proj_{end}", (*columns, *size), 2, rank * groups, down)
 
     def after_load(self) -> None:
         """Pass the weights to the MoE backend if it has such experts, with the rows of the gates first."""
+        down_bias = self.down_bias if self.rank == 0 else None
+        if self.packed:
+            parts = (self.gate_up_blocks, self.gate_up_scales, self.gate_up_bias)
+            blocks, scales, bias = (torch.cat((part[:, ::2], part[:, 1::2]), dim=1) for part in parts)
+            self.loaded = self.moe.load_mxfp4(
+                (blocks.flatten(2), scales.flatten(2)),
+                bias,
+                (self.down_blocks.flatten(2), self.down_scales.flatten(2)),
+                down_bias,
+                self.alpha,
+                self.limit,
+            )
+            for name in ("gate_up_blocks", "gate_up_scales", "gate_up_bias"):
+                setattr(self, name, None)
+            return
         if hasattr(self.moe, "load_clamped"):
             for weight in (self.gate_up, self.gate_up_bias):
                 weight.data = torch.cat((weight[:, ::2], weight[:, 1::2]), dim=1)
-            down_bias = self.down_bias if self.rank == 0 else None
             self.loaded = self.moe.load_clamped(
                 self.gate_up, self.gate_up_bias, self.down, down_bias, self.alpha, self.limit
             )

@@ -17,7 +17,8 @@ class MoeBackend(Protocol):
     """The computation of the experts to which tokens were routed.
 
     A backend with the method ``load_clamped`` also computes the experts of gpt-oss: see `TritonMoe`. One with
-    ``load_fp8`` computes experts in FP8, too: see `minisgl.plugins.moe.torch.TorchMoe`.
+    ``load_fp8`` computes experts in FP8 (`minisgl.plugins.moe.torch.TorchMoe`), and one with ``load_mxfp4`` those of
+    gpt-oss in MXFP4 (`TritonMoe`).
     """
 
     def load(self, gate_up: Tensor, down: Tensor, experts: range, activation: str) -> Any:

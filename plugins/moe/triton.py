@@ -21,6 +21,7 @@ from minisgl.utils.launch import one_launch
 if TYPE_CHECKING:
     from minisgl.plugins.kernels.ops.fp8 import Fp8Weight
     from minisgl.plugins.kernels.ops.triton.moe import Extras, Tiles
+    from minisgl.plugins.kernels.ops.triton.moe_mx import MxWeight
 
 H200 = (
     # (most pairs per expert on average, tile of the first product, tile of the second product). A tile is (m, n, k,
@@ -67,6 +68,15 @@ class Fp8Experts(NamedTuple):
     act: str
 
 
+class MxExperts(NamedTuple):
+    """Experts in MXFP4, as `TritonMoe.load_mxfp4` got them."""
+
+    gate_up: MxWeight
+    down: MxWeight
+    act: str
+    extras: Extras
+
+
 class TritonMoe:
     """The backend; see `minisgl.plugins.moe.MoeBackend` for shapes.
 
@@ -76,12 +86,12 @@ class TritonMoe:
     def __init__(self, device: torch.device):
         import triton
 
-        from minisgl.plugins.kernels.ops.triton import decode_layer, moe, moe_fp8, moe_tma
+        from minisgl.plugins.kernels.ops.triton import decode_layer, moe, moe_fp8, moe_mx, moe_tma
 
         if device.type != "cuda" and not triton.knobs.runtime.interpret:
             raise ConfigError("this backend needs a CUDA device. On a CPU use moe=torch (or TRITON_INTERPRET=1: slow).")
         self.kernels, self.tma_kernels, self.decode_kernels = moe, moe_tma, decode_layer
-        self.fp8_kernels = moe_fp8
+        self.fp8_kernels, self.mx_kernels = moe_fp8, moe_mx
         if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
             self.load_fp8 = None  # type: ignore[assignment]  # the GPU has no e4m3
 
@@ -119,6 +129,23 @@ class TritonMoe:
         act = self.load(gate_up.values, down.values, experts, activation).act
         return Fp8Experts(gate_up, down, experts.start, act)
 
+    def load_mxfp4(
+        self,
+        gate_up: tuple[torch.Tensor, torch.Tensor],
+        gate_up_bias: torch.Tensor,
+        down: tuple[torch.Tensor, torch.Tensor],
+        down_bias: torch.Tensor | None,
+        alpha: float,
+        limit: float,
+    ) -> MxExperts:
+        """Prepare such experts in MXFP4: see `load_clamped`, and `minisgl.plugins.kernels.ops.triton.moe_mx.MxWeight`.
+
+        A weight has packed numbers [experts, out, in / 2] and scales [experts, out, in / 32].
+        """
+        extras = self.kernels.Extras(gate_up_bias, down_bias, alpha, limit)
+        weights = (self.mx_kernels.MxWeight(*weight) for weight in (gate_up, down))
+        return MxExperts(*weights, "clamped", extras)
+
     def tiles(self, pairs: int, experts: int, dtype: torch.dtype, tma: bool = False) -> tuple[Tiles, Tiles]:
         """Return the tiles of both products, for ``pairs`` pairs over ``experts`` experts.
 
@@ -132,13 +159,15 @@ class TritonMoe:
 
     @one_launch
     def forward(
-        self, weights: Experts | Fp8Experts, x: torch.Tensor, ids: torch.Tensor, scale: torch.Tensor, out: torch.Tensor
+        self, weights: Any, x: torch.Tensor, ids: torch.Tensor, scale: torch.Tensor, out: torch.Tensor
     ) -> torch.Tensor:
         """Sort, multiply twice and sum: see `MoeBackend.forward`."""
         from minisgl.plugins.kernels.ops.triton.align import align
 
         if isinstance(weights, Fp8Experts):
             return self._forward_fp8(weights, x, ids, scale, out)
+        if isinstance(weights, MxExperts):
+            return self._forward_mxfp4(weights, x, ids, scale, out)
         gate_up, down, first, act, extras = weights
         experts, top_k = len(down), ids.shape[1]
         tma = self.tma_kernels.serves(x, gate_up, down)
@@ -163,9 +192,22 @@ class TritonMoe:
         parts = kernels.down(inner, down, scale, pairs, owner)
         return self.kernels.sum_pairs(parts, ids, first, experts, out)
 
-    def serves_routed(self, weights: Experts | Fp8Experts, x: torch.Tensor) -> bool:
+    def _forward_mxfp4(
+        self, weights: MxExperts, x: torch.Tensor, ids: torch.Tensor, scale: torch.Tensor, out: torch.Tensor
+    ) -> torch.Tensor:
+        """Sort, multiply twice and sum; activations stay in 16 bits."""
+        from minisgl.plugins.kernels.ops.triton.align import align
+
+        gate_up, down, act, extras = weights
+        experts, top_k, kernels = len(down.packed), ids.shape[1], self.mx_kernels
+        pairs, owner = align(ids, 0, experts, kernels.block_of(ids.numel(), experts))
+        inner = kernels.up(x, gate_up, pairs, owner, top_k, act, extras)
+        parts = kernels.down(inner, down, scale, pairs, owner, extras)
+        return self.kernels.sum_pairs(parts, ids, 0, experts, out)
+
+    def serves_routed(self, weights: Any, x: torch.Tensor) -> bool:
         """Return whether `forward_routed` supports these experts: see `RoutedDecode.serves_routed`."""
-        if isinstance(weights, Fp8Experts):
+        if isinstance(weights, Fp8Experts | MxExperts):
             return False
         return self.decode_kernels.serves_experts(x, weights.gate_up, weights.down) and weights.first == 0
 

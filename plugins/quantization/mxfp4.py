@@ -1,4 +1,4 @@
-"""``quantization=mxfp4``: experts in MXFP4, dequantised to the model's dtype while they are loaded: gpt-oss.
+"""``quantization=mxfp4``: experts in MXFP4: gpt-oss.
 
 `minisgl.plugins.quantization.mx` reads the checkpoints.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Mxfp4Quantization:
-    """Experts in MXFP4, dequantised to the model's dtype while they are loaded."""
+    """Experts in MXFP4: ``moe=triton`` multiplies them, and for other backends they are dequantised at load."""
 
     methods: ClassVar[tuple[str, ...]] = ("mxfp4",)
     """The values of ``quant_method`` in config.json that this plugin reads."""

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from minisgl.attention import AttentionBackend
@@ -14,6 +19,7 @@ from minisgl.plugins.kernels.ops.fp8 import E4M3, Fp8Weight, quantize_rows, quan
 from minisgl.plugins.models.gpt_oss import Experts as GptOssExperts
 from minisgl.plugins.moe.torch import TorchMoe
 from minisgl.plugins.moe.triton import TritonMoe
+from minisgl.plugins.quantization.mx.fp4 import Mxfp4Checkpoint
 
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 8e-3}
 
@@ -158,6 +164,49 @@ def test_experts_with_biases_and_clamped_gates(
         out = made[0](x, ids, scale)
         reference = made[1](x.cpu().double(), ids.cpu(), scale.cpu().double())
     assert ((out.cpu().double() - reference).norm() / reference.norm()).item() < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize(("hidden", "inner", "size"), [(128, 64, 1), (64, 192, 2), (160, 96, 1)])
+def test_experts_in_mxfp4(
+    hidden: int, inner: int, size: int, generator: torch.Generator, device: torch.device, compiled: bool, tmp_path: Path
+) -> None:
+    """The experts of gpt-oss in MXFP4, the sum of ``size`` ranks, compared with the dequantised ones in float64."""
+    dtype, stored = torch.bfloat16 if compiled else torch.float16, {}
+    cpu = torch.Generator().manual_seed(5)
+    for name, rows, columns in (("gate_up", 2 * inner, hidden), ("down", hidden, inner)):
+        shape = (5, rows, columns // 32)
+        stored[f"experts.{name}_proj_blocks"] = torch.randint(0, 256, (*shape, 16), generator=cpu, dtype=torch.uint8)
+        stored[f"experts.{name}_proj_scales"] = torch.randint(120, 125, shape, generator=cpu, dtype=torch.uint8)
+        stored[f"experts.{name}_proj_bias"] = torch.randn(5, rows, generator=cpu).to(dtype)
+    save_file(stored, tmp_path / "model.safetensors")
+
+    def load(backend: Any, where: torch.device, kind: torch.dtype, rank: int, size: int, packed: bool) -> GptOssExperts:
+        comm = SimpleNamespace(rank=rank, size=size)
+        ctx = Context(comm, AttentionBackend(), where, kind, lambda _: backend)  # type: ignore[arg-type]
+        experts = GptOssExperts(hidden, inner, 5, 1.702, 7.0, ctx)
+        assert not packed or experts.keep_mxfp4()
+        with Mxfp4Checkpoint(tmp_path, packed) as source, torch.no_grad():
+            for shard in experts.weight_shards("experts.", source.names):
+                shard.load(source)
+        experts.after_load()
+        return experts
+
+    x = torch.randn(11, hidden, generator=generator, device=device).to(dtype)
+    ids = torch.rand(11, 5, generator=generator, device=device).topk(3).indices
+    scale = torch.rand(11, 3, generator=generator, device=device) + 0.1
+    wide = load(TorchMoe(), torch.device("cpu"), torch.float64, 0, 1, False)
+    with torch.inference_mode():
+        parts = [load(TritonMoe(device), device, dtype, rank, size, True)(x, ids, scale) for rank in range(size)]
+        reference = wide(x.cpu().double(), ids.cpu(), scale.cpu().double())
+    out = sum(part.cpu().double() for part in parts)
+    assert ((out - reference).norm() / reference.norm()).item() < TOLERANCE[dtype]
+
+
+def test_mxfp4_needs_whole_groups(device: torch.device) -> None:
+    """Two ranks of 96 inner columns have half of a group each: they keep the dequantised weights."""
+    comm: Any = SimpleNamespace(rank=0, size=2)
+    ctx = Context(comm, AttentionBackend(), device, torch.float16, lambda _: TritonMoe(device))
+    assert not GptOssExperts(64, 96, 2, 1.702, 7.0, ctx).keep_mxfp4()
 
 
 @pytest.mark.parametrize("programs", [1, 3])
