@@ -14,12 +14,10 @@ from numbers import Integral
 from typing import Any
 
 import msgspec
-import torch
 from tqdm import tqdm
 
 from minisgl.core import I32, EngineDeadError, InvalidRequestError, SamplingParams
 from minisgl.engine.build import start_engine
-from minisgl.engine.setup import resolve_device
 from minisgl.models.generation_config import default_sampling_params, with_defaults
 from minisgl.models.resolve import resolve_model, warn_of_same_name
 from minisgl.options.compose import compose
@@ -29,7 +27,6 @@ from minisgl.plugin_manager.manager import BUILT_IN, PluginManager
 from minisgl.scheduler.build import build_scheduler
 from minisgl.tokenizer.detokenizer import Detokenizer, check_stops
 from minisgl.tokenizer.tokenizer import build_grammars, build_tokenizer
-from minisgl.utils.openmp import SPIN_WARNING, THREADS_SPIN
 
 __all__ = ["LLM", "Choice", "RequestOutput"]
 
@@ -78,8 +75,6 @@ class LLM:
         except BaseException:
             self.engine.close()
             raise
-        if THREADS_SPIN and resolve_device(self.config, 0).type == "cpu" and torch.get_num_threads() > 1:
-            log.warning(SPIN_WARNING)
 
     def __enter__(self) -> LLM:
         return self

@@ -21,6 +21,7 @@ from minisgl.config import ConfigError
 from minisgl.options.compose import plain_errors, split_plugins
 from minisgl.options.describe import options_of
 from minisgl.plugin_manager.manager import Plugin, PluginManager
+from minisgl.plugins.command.listing import default_text
 
 USAGE = "usage: python -m minisgl.plugins [my_plugin.py | module | plugins=my_plugin.py ...] [--json]"
 
@@ -56,7 +57,7 @@ def _describe(plugin: Plugin) -> dict[str, Any]:
         "sha256": plugin.sha256,
         "hooks": list(plugin.hooks),
         "options": {
-            f"{group}={name}": {o.key: o.default_text for o in options_of(schema, f"{group}.")}
+            f"{group}={name}": {o.key: default_text(o) for o in options_of(schema, f"{group}.")}
             for group, name, schema in plugin.options
         },
     }

@@ -167,7 +167,7 @@ def test_plugin_file_with_tp_2(plugin: Path) -> None:
         ranks = {pid for name, pid in workers.items() if name.startswith("scheduler")}
         if os.path.isdir("/proc"):
             assert {pid for pid in workers.values() if maps_torch(pid)} == ranks, workers
-            for pid in ranks:  # without it, torch's threads spin while they wait: see minisgl/utils/openmp.py
+            for pid in ranks:  # without it, torch's threads spin while they wait: see plugins/kernels/openmp.py
                 assert b"OMP_WAIT_POLICY=PASSIVE" in Path(f"/proc/{pid}/environ").read_bytes()
     with LLM("tutor", overrides=["device=cpu", "num_pages=64"]) as llm:
         theirs = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=24))[0].text

@@ -20,7 +20,7 @@ from minisgl.options.describe import PRESETS, Option, core_options, options_of
 from minisgl.plugin_manager.discovery import HOOKS
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.command.help import doc_of, help_of, sections
-from minisgl.plugins.command.listing import default_choice, presets
+from minisgl.plugins.command.listing import default_choice, default_text, presets, type_name
 from minisgl.plugins.external.parts import PARTS, PartSpec
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples" / "hooks"
@@ -63,7 +63,7 @@ def options_page(manager: PluginManager) -> str:
 def _table(options: list[Option]) -> list[str]:
     rows = ["| option | type | default | |", "| --- | --- | --- | --- |"]
     for o in options:
-        cells = (f"`{o.key}`", f"`{o.type_name}`", f"`{o.default_text}`", code(help_of(o)))
+        cells = (f"`{o.key}`", f"`{type_name(o)}`", f"`{default_text(o)}`", code(help_of(o)))
         rows.append("| " + " | ".join(c.replace(" | ", " \\| ") for c in cells) + " |")
     return rows
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import typing
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from enum import Enum
 from importlib import resources
 from typing import Any
 
@@ -30,16 +29,6 @@ class Option:
     required: bool = False
 
     @property
-    def type_name(self) -> str:
-        """The type as it is written in the dataclass, such as ``int | None``."""
-        return self.type.__name__ if isinstance(self.type, type) else str(self.type).replace("typing.", "")
-
-    @property
-    def default_text(self) -> str:
-        """The default value as it is written on the command line, or ``(required)``."""
-        return "(required)" if self.required else as_word(self.default)
-
-    @property
     def optional(self) -> bool:
         return type(None) in typing.get_args(self.type)
 
@@ -48,21 +37,6 @@ class Option:
         """Whether the value is a string (or null). Such a value needs no quotes except the shell's own."""
         kinds = set(typing.get_args(self.type)) - {type(None)} if typing.get_args(self.type) else {self.type}
         return kinds == {str}
-
-
-def as_word(value: Any) -> str:
-    """Return a value as it is written on the command line: ``null``, ``true``, ``[a,b]``."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(as_word(v) for v in value) + "]"
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{k}:{as_word(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, Enum):
-        return value.name
-    return "''" if value == "" else str(value)
 
 
 def options_of(schema: type, prefix: str = "") -> list[Option]:

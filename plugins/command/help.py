@@ -18,7 +18,7 @@ from minisgl.config import GROUPS, Config
 from minisgl.options.compose import split_plugins
 from minisgl.options.describe import PRESETS, Option, core_options, options_of
 from minisgl.plugin_manager.manager import PluginManager
-from minisgl.plugins.command.listing import default_choice, presets
+from minisgl.plugins.command.listing import default_choice, default_text, presets, type_name
 
 SECTIONS = {"server": "Server", "kv_events": "KV events", "multi_node": "Several nodes"}
 """The options of `Config` that contain further ones, and the titles of their sections in ``--help`` and the docs."""
@@ -67,8 +67,8 @@ def help_text(manager: PluginManager, kind: type[Config] = Config, usage: str = 
 
 
 def _entry(option: Option, indent: int = 2) -> str:
-    text = f"[{option.type_name}] {help_of(option)}".rstrip()
-    return _wrap(f"{' ' * indent}{option.key}={option.default_text}", text)
+    text = f"[{type_name(option)}] {help_of(option)}".rstrip()
+    return _wrap(f"{' ' * indent}{option.key}={default_text(option)}", text)
 
 
 def _wrap(head: str, text: str, column: int = 36, width: int = 110) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from functools import cache
 from importlib import resources
+from typing import Any
 
 from minisgl.config import GROUPS
 from minisgl.options.describe import Option, choice_of, options_of
@@ -44,3 +46,28 @@ def presets(kind: str) -> dict[str, str]:
 def default_choice(group: str) -> str:
     """Return the default choice of a group, as set in ``config.yaml`` or ``cluster.yaml`` in ``conf/``."""
     return choice_of(group, ())
+
+
+def type_name(option: Option) -> str:
+    """Return the type of an option as it is written in the dataclass, such as ``int | None``."""
+    return option.type.__name__ if isinstance(option.type, type) else str(option.type).replace("typing.", "")
+
+
+def default_text(option: Option) -> str:
+    """Return the default value of an option as it is written on the command line, or ``(required)``."""
+    return "(required)" if option.required else as_word(option.default)
+
+
+def as_word(value: Any) -> str:
+    """Return a value as it is written on the command line: ``null``, ``true``, ``[a,b]``."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(as_word(v) for v in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{k}:{as_word(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, Enum):
+        return value.name
+    return "''" if value == "" else str(value)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from minisgl.hooks import hookimpl
+from minisgl.plugins.kernels.openmp import warn_if_threads_spin
 
 if TYPE_CHECKING:
     import torch
@@ -19,6 +20,8 @@ class AutoKernels:
     """``triton`` on a GPU, ``cpp`` on a CPU."""
 
     def build(self, device: torch.device, build_other: Callable[[str], Kernels]) -> Kernels:
+        if device.type == "cpu":
+            warn_if_threads_spin()
         return build_other("triton" if device.type == "cuda" else "cpp")
 
 

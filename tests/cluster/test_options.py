@@ -16,6 +16,7 @@ from minisgl.config import ConfigError
 from minisgl.options.compose import compose
 from minisgl.options.describe import core_options
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.command.listing import default_text
 from minisgl.plugins.routing.round_robin import RoundRobin
 from minisgl.server.cli import main as server_main
 
@@ -140,5 +141,5 @@ def test_the_page_has_the_options() -> None:
     """Each option of a cluster is in the table of the documentation, with its default."""
     page = (Path(__file__).parents[2] / "docs" / "operation" / "cluster.md").read_text("utf-8")
     rows = dict(re.findall(r"^\| `(\w+)` \| `(\S+)` \|", page, re.MULTILINE))
-    defaults = {option.key: option.default_text for option in core_options(ClusterConfig)}
+    defaults = {option.key: default_text(option) for option in core_options(ClusterConfig)}
     assert rows == {name: defaults[name] for name in options.OWN_OPTIONS} | {"router": "auto", "routing": "cache_aware"}

@@ -16,7 +16,7 @@ from minisgl.options.describe import core_options
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.command.completion import SCRIPTS, completions
 from minisgl.plugins.command.help import doc_of, field_docs, help_of, help_text
-from minisgl.plugins.command.listing import group_options
+from minisgl.plugins.command.listing import default_text, group_options, type_name
 from minisgl.plugins.http import HttpConfig
 
 ROOT = Path(__file__).parents[2]
@@ -44,8 +44,8 @@ def test_every_option_is_documented(manager: PluginManager) -> None:
 def test_help_is_complete(manager: PluginManager) -> None:
     text = help_text(manager)
     for option in [*core_options(), *group_options(manager).values()]:
-        assert f" {option.key}={option.default_text}" in text
-        assert f"[{option.type_name}]" in text
+        assert f" {option.key}={default_text(option)}" in text
+        assert f"[{type_name(option)}]" in text
     for group, names in manager.configs.items():
         for name in names:
             assert f"  {group}={name}" in text

@@ -19,6 +19,7 @@ from minisgl.config import ConfigError
 from minisgl.options.describe import options_of
 from minisgl.plugin_manager.discovery import near
 from minisgl.plugins.command.help import help_of
+from minisgl.plugins.command.listing import default_text, type_name
 
 T = TypeVar("T", bound="LoadOptions")
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
@@ -240,7 +241,7 @@ def read_options(schema: type[T], words: Sequence[str]) -> T:
 
 def _with_floats(schema: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values with ``inf`` converted in options of type float, where msgspec expects digits."""
-    floats = {option.key for option in options_of(schema) if "float" in option.type_name}
+    floats = {option.key for option in options_of(schema) if "float" in type_name(option)}
     return {key: math.inf if key in floats and value == "inf" else value for key, value in values.items()}
 
 
@@ -253,7 +254,7 @@ def describe(schema: type) -> str:
     """Return the description of every option of a dataclass, for ``--help``."""
     lines = ["options, with their defaults:"]
     for option in options_of(schema):
-        default = "" if option.default is None else option.default_text
+        default = "" if option.default is None else default_text(option)
         lines.append(f"  {option.key}={default}")
         lines.append(fill(help_of(option), 110, initial_indent="      ", subsequent_indent="      "))
     if "workload" in {field.name for field in fields(schema)}:

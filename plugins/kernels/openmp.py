@@ -8,8 +8,11 @@ runtime reads the environment once, when torch is imported, and GNU's has no fun
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+
+log = logging.getLogger(__name__)
 
 POLICY = "OMP_WAIT_POLICY"
 _SETTINGS = (POLICY, "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
@@ -30,3 +33,11 @@ SPIN_WARNING = (
     "the CPU too, this LLM can be several times slower. Import minisgl before torch, or set OMP_WAIT_POLICY=PASSIVE in "
     "the environment of Python."
 )
+
+
+def warn_if_threads_spin() -> None:
+    """Log a warning if torch's threads spin, although there are several of them."""
+    import torch
+
+    if THREADS_SPIN and torch.get_num_threads() > 1:
+        log.warning(SPIN_WARNING)
