@@ -83,6 +83,11 @@ class Router(nn.Module):
 class Experts(nn.Module):
     """Experts with biases. Rows of gates and up projections alternate; this rank has ``here`` pairs of each expert."""
 
+    gate_up_blocks: Tensor  # with `keep_mxfp4`, [experts, out, in / 32, 16] uint8
+    gate_up_scales: Tensor  # [experts, out, in / 32, 1] uint8
+    down_blocks: Tensor
+    down_scales: Tensor
+
     def __init__(self, hidden: int, inner: int, num_experts: int, alpha: float, limit: float, ctx: Context):
         super().__init__()
         self.rank, self.inner, self.alpha, self.limit = ctx.comm.rank, inner, alpha, limit

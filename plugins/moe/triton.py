@@ -143,8 +143,8 @@ class TritonMoe:
         A weight has packed numbers [experts, out, in / 2] and scales [experts, out, in / 32].
         """
         extras = self.kernels.Extras(gate_up_bias, down_bias, alpha, limit)
-        weights = (self.mx_kernels.MxWeight(*weight) for weight in (gate_up, down))
-        return MxExperts(*weights, "clamped", extras)
+        packed = self.mx_kernels.MxWeight
+        return MxExperts(packed(*gate_up), packed(*down), "clamped", extras)
 
     def tiles(self, pairs: int, experts: int, dtype: torch.dtype, tma: bool = False) -> tuple[Tiles, Tiles]:
         """Return the tiles of both products, for ``pairs`` pairs over ``experts`` experts.

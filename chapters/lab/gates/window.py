@@ -10,6 +10,7 @@ import contextlib
 import random
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from types import MethodType
 from typing import Any
 
@@ -45,8 +46,8 @@ def spec_of(windows: Sequence[int], page_size: int, chunk: int = 16, **sizes: in
     if page_size < 1 or chunk < 1 or not windows or any(w < 1 and w != -1 for w in windows):
         raise Invalid
     groups = tuple(group(window, page_size, chunk) for window in windows)
-    sizes = {"num_pages": 200, "max_running_requests": 4, "max_seq_len": 400, "vocab_size": VOCAB} | sizes
-    return EngineSpec(page_size=page_size, groups=groups, **sizes)
+    default = EngineSpec(page_size, 200, 4, 400, VOCAB, groups)
+    return replace(default, **sizes)  # type: ignore[arg-type]  # no field of a number is given another type
 
 
 def module_of(student: Student) -> Any:
@@ -321,7 +322,8 @@ ENOUGH = 1.1
 def conversations(rng: random.Random, chats: int = 12, turns: int = 4) -> list[Job]:
     """Return the turns of conversations with a common beginning, in random order."""
     stem = [rng.randrange(VOCAB) for _ in range(64)]
-    texts, jobs, arrive = [list(stem) for _ in range(chats)], [], 0
+    texts, arrive = [list(stem) for _ in range(chats)], 0
+    jobs: list[Job] = []
     for _ in range(turns):
         for chat in rng.sample(range(chats), chats):
             texts[chat] += [rng.randrange(VOCAB) for _ in range(rng.randint(20, 60))]

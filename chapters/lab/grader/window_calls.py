@@ -25,9 +25,9 @@ class Watch:
     """Takes the place of the method `clear_behind` of a drive's cache manager."""
 
     def __init__(self, drive: WindowDrive):
-        self.manager: Any = drive.scheduler.cache_manager
-        self.call = self.manager.clear_behind
-        self.manager.clear_behind = self
+        manager: Any = drive.scheduler.cache_manager
+        self.manager, self.call = manager, manager.clear_behind
+        manager.clear_behind = self
         self.moved = False  # whether a call gave up any page
         self.late: Broken | None = None  # the first page that was not given up, as far as the columns show it
 
