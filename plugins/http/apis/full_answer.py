@@ -66,14 +66,21 @@ class FullChoice(Choice):
         return bool(self.parts or self.logprobs or self.finish or (self.with_ids and self.tokens))
 
     def next_chunk(self) -> FullChoice:
-        carried = {name: getattr(self, name) for name in ("has_calls", "matched_stop", "num_unread", "with_ids")}
-        return FullChoice(self.index, reader=self.reader, **carried)
+        return FullChoice(
+            self.index,
+            matched_stop=self.matched_stop,
+            reader=self.reader,
+            with_ids=self.with_ids,
+            has_calls=self.has_calls,
+            num_unread=self.num_unread,
+        )
 
     @property
     def finish_reason(self) -> str | None:
         """Why the choice ended, in the words of a chat: an answer with tool calls that is complete has "tool_calls"."""
-        reason = super().finish_reason
-        return "tool_calls" if self.has_calls and reason == "stop" else reason
+        if self.finish is None:  # for each chunk but the last
+            return None
+        return "tool_calls" if self.has_calls and self.finish.finish_reason == "stop" else self.finish.finish_reason
 
 
 class FullBuilder(ResponseBuilder):
