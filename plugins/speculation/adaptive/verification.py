@@ -13,33 +13,36 @@ from minisgl.scheduler import steps
 from minisgl.scheduler.steps import Ended, InFlightStep, ResultReader
 
 
-def verify(step: Step, reqs: Sequence[Req], drafts: Sequence[Sequence[int]]) -> tuple[Step, list[Req]]:
+def verify(step: Step, reqs: list[Req], drafts: Sequence[Sequence[int]]) -> tuple[Step, list[Req]]:
     """Return the step in which the decode rows with drafts verify them, and the request of each of its rows.
 
     ``drafts[i]`` are the drafts of decode row i. The verification rows follow the other decode rows.
     """
     first_chunk = step.num_decode
-    order = sorted(range(first_chunk), key=lambda row: len(drafts[row]) > 0)
-    num_verify = sum(len(tokens) > 0 for tokens in drafts)
-    num_decode = first_chunk - num_verify
-    index = np.array([*order, *range(first_chunk, step.rows)], np.int32)
-    ids, counts = [PENDING] * num_decode, list[int]()
-    for row in order[num_decode:]:
-        ids += (PENDING, *drafts[row])
-        counts.append(1 + len(drafts[row]))
-    num_scheduled, num_sampled = step.num_scheduled_tokens[index], step.num_sampled_tokens[index]
+    verifying = [tokens for tokens in drafts if tokens]
+    num_decode = first_chunk - len(verifying)
+    indices, computed = step.req_pool_indices, step.num_computed_tokens
+    if num_decode:
+        order = [*sorted(range(first_chunk), key=lambda row: len(drafts[row]) > 0), *range(first_chunk, step.rows)]
+        indices, computed, reqs = indices[order], computed[order], [reqs[row] for row in order]
+    # A decode row computes and samples one token, so these need no new order.
+    num_scheduled, num_sampled = step.num_scheduled_tokens.copy(), step.num_sampled_tokens.copy()
+    counts = [1 + len(tokens) for tokens in verifying]
     num_scheduled[num_decode:first_chunk] = num_sampled[num_decode:first_chunk] = counts
-    verifying = structs.replace(
+    ids = [PENDING] * num_decode
+    for tokens in verifying:
+        ids += (PENDING, *tokens)
+    changed = structs.replace(
         step,
-        req_pool_indices=step.req_pool_indices[index],
-        num_computed_tokens=step.num_computed_tokens[index],
+        req_pool_indices=indices,
+        num_computed_tokens=computed,
         num_scheduled_tokens=num_scheduled,
         num_sampled_tokens=num_sampled,
         num_decode=num_decode,
-        num_verify=num_verify,
+        num_verify=len(verifying),
         input_ids=np.concatenate((np.array(ids, np.int32), step.input_ids[first_chunk:])),
     )
-    return verifying, [reqs[row] for row in index.tolist()]
+    return changed, reqs
 
 
 def append_runs(results: ResultReader, launched: InFlightStep, result: StepResult, gained: Bools, out: Output) -> Ended:
