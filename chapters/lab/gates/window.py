@@ -316,7 +316,7 @@ def count_pages(student: Student) -> str:
 
 # ---- the number to beat -------------------------------------------------------------------------------------------
 
-ENOUGH = 1.1
+ENOUGH, TIMES = 1.1, "times the tokens that eviction by last use finds"
 
 
 def conversations(rng: random.Random, chats: int = 12, turns: int = 4) -> list[Job]:
@@ -342,11 +342,13 @@ def measure_stretch(student: Student) -> tuple[str, bool]:
         for order in found:
             spec = spec_of([-1, 32, 32], 4, 64, num_pages=300, max_seq_len=2000)
             cache = build(student, spec)
+            if type(cache).evict is PageTree.evict:
+                return f"1.00 {TIMES}", False
             if order == "lru":
                 cache.evict = MethodType(PageTree.evict, cache)
             found[order] += serve(cache, spec, jobs, 64, True, thorough=False).report.cached_tokens
     ratio = found["own"] / found["lru"]
-    return f"{ratio:.2f} times the tokens that eviction by last use finds", ratio >= ENOUGH
+    return f"{ratio:.2f} {TIMES}", ratio >= ENOUGH
 
 
 GATES = (
