@@ -337,3 +337,27 @@ def hybrid(pages: int = 12, needed: int = 2) -> str:
             pic.cross(n * wide - wide / 2, 132, 4)
     pic.legend(0, 160, [("accepted", "valid"), ("cross", "not valid"), ("free", "evicted")])
     return figure(pic.render())
+
+
+def passes() -> str:
+    """Return the diagram of what an addition and a norm read and write, in two launches and in one."""
+    pic = Picture("passes", "What an addition and a norm read and write")
+    pic.desc = (
+        "In two launches, the addition reads x and the residual and writes the sum, and the norm reads the sum and "
+        "writes the result: five passes over as many numbers as x has. In one launch, the sum stays in registers: it "
+        "is written, and not read. Four passes are left."
+    )
+    wide = NARROW / 5
+    for row, (words, parts) in enumerate(
+        (
+            ("two launches", (("read x", 0), ("residual", 0), ("write sum", 1), ("read sum", 0), ("write out", 1))),
+            ("one launch", (("read x", 0), ("residual", 0), ("write sum", 1), ("write out", 1))),
+        )
+    ):
+        top = 14.0 + 58 * row
+        pic.text(0, top - 4, words, "small soft")
+        for i, (label, writes) in enumerate(parts):
+            pic.rect(i * wide + 1, top, wide - 2, 26, "q0" if writes else "accepted", r=3)
+            pic.text((i + 0.5) * wide, top + 17, label, "mid small on")
+    pic.legend(0, 116, [("accepted", "read"), ("q0", "written")])
+    return figure(pic.render())

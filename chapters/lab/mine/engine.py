@@ -153,6 +153,8 @@ def _reason(
     group, _, name = (lab.words or ["="])[0].partition("=")
     if group and group in given and given[group] != name:
         return f"{group}={given[group]} was asked for"
+    if lab.hook == "kernels" and group not in given:
+        return "a CPU interprets its kernels, which is slow; add kernels=mine to use it"
     if lab.hook == "moe" and model == "tutor":
         return f"the model tutor has no experts; add model={EXPERTS_MODEL}"
     if lab.hook == "quantization" and model == EXPERTS_MODEL:

@@ -100,16 +100,21 @@ def test_all_finished_parts_that_go_together(tmp_path: Path) -> None:
     parts = own_parts(finish(tmp_path, with_solutions()))
     engine = parts_of(parts)
     left = {part.lab.lab: reason for part, reason in engine.left_out}
-    assert left.keys() == {"policy", "experts", "window"}
-    assert "slo" in left["policy"] and "model=tutor-moe" in left["experts"] and "no windows" in left["window"]
+    assert left.keys() == {"policy", "experts", "window", "fuse"}
+    assert (
+        "slo" in left["policy"]
+        and "kernels=mine" in left["fuse"]
+        and "model=tutor-moe" in left["experts"]
+        and "no windows" in left["window"]
+    )
     assert {"scheduler=mine", "cache=mine", "architecture=Mine", "tp=2", "graph=mine"} <= set(engine.words)
-    assert engine.words[0].count(".py") == len(with_solutions()) - 3
+    assert engine.words[0].count(".py") == len(with_solutions()) - 4
 
     experts = parts_of(parts, ["model=tutor-moe"], ["slo"])
-    assert {part.lab.lab for part, _ in experts.left_out} == {"shard", "slo", "int8", "window"}
+    assert {part.lab.lab for part, _ in experts.left_out} == {"shard", "slo", "int8", "window", "fuse"}
     assert {"moe=mine", "model=tutor-moe"} <= set(experts.words) and "architecture=Mine" not in experts.words
 
-    own = parts_of(parts, ["cache=radix", "tp=1", "plugins=other.py"])
+    own = parts_of(parts, ["cache=radix", "tp=1", "plugins=other.py", "kernels=mine"])
     assert {part.lab.lab for part, _ in own.left_out} == {"policy", "experts", "radix", "ring", "window"}
     assert "cache=mine" not in own.words and "tp=2" not in own.words and own.words[0].endswith(",other.py]")
 
@@ -273,7 +278,7 @@ def test_the_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ET.fromstring(svg)
     for text in (page, svg):
         assert not re.search(r"(?:src|href)=|@import|url\(|<script", text)
-        assert "Ada &amp; &lt;Bob&gt;" in text and "2 of 15 labs done" in text
+        assert "Ada &amp; &lt;Bob&gt;" in text and "2 of 16 labs done" in text
         assert f"12 random schedules, seed 5: promises {', '.join(map(str, CHECKED))} held in every one" in text
         assert "5,196" in text and "worst gap 128 tokens in 93 steps: not beaten yet" in text
         assert "out of date" not in text

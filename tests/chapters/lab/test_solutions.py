@@ -14,6 +14,7 @@ right solution that begins with ``# gate: name`` is graded by this gate.
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 import re
 import shutil
@@ -134,13 +135,19 @@ def one_process(name: str) -> pytest.MarkDecorator:
 
 def each_lab(labs: Iterable[str] = LABS) -> list[Any]:
     """Return the names of labs as parameters of a test."""
-    return [pytest.param(name, marks=one_process(name)) for name in labs]
+    return [pytest.param(name, marks=[one_process(name), *can_run(name)]) for name in labs]
+
+
+def can_run(name: str) -> list[pytest.MarkDecorator]:
+    """Return the mark that skips the tests of a lab whose package does not exist for this operating system."""
+    lacks = name == "fuse" and importlib.util.find_spec("triton") is None
+    return [pytest.mark.skipif(lacks, reason="the lab fuse needs Triton, which exists for Linux")]
 
 
 def seeded(kind: str) -> list[Any]:
     """Return (lab, file name) of all seeded solutions of a kind, as parameters of a test."""
     return [
-        pytest.param(name, file.stem, marks=one_process(name))
+        pytest.param(name, file.stem, marks=[one_process(name), *can_run(name)])
         for name, lab in LABS.items()
         for file in files(lab, kind)
     ]
