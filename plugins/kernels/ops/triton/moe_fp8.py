@@ -103,8 +103,12 @@ def block_of(pairs: int, experts: int) -> int:
     return 16 if pairs <= 16 * experts else 32 if pairs <= 32 * experts else 64
 
 
-def _launch(block: int) -> dict[str, int]:
-    return {"BLOCK_M": block, "num_warps": 4 if block < 64 else 8, "num_stages": 4}
+def _launch(block: int, warps: int, stages: int) -> dict[str, int]:
+    """Return how a kernel is launched: ``warps`` and ``stages`` for blocks of 64 pairs, or what is best for less.
+
+    Measured on an H200 with the experts of Qwen3-30B-A3B: docs/benchmarks/h200.md.
+    """
+    return {"BLOCK_M": block, "num_warps": 4 if block < 64 else warps, "num_stages": 3 if block < 64 else stages}
 
 
 def up(x: QuantizedRows, gate_up: Fp8Weight, pairs: Tensor, owner: Tensor, top_k: int, act: str) -> QuantizedRows:
@@ -118,7 +122,7 @@ def up(x: QuantizedRows, gate_up: Fp8Weight, pairs: Tensor, owner: Tensor, top_k
     up_kernel[(inner // BLOCK, len(owner))](
         x.values, x.factors, *gate_up, values, factors, pairs, owner, tokens * top_k, x.factors.stride(1),
         factors.stride(0), TOP_K=top_k, HIDDEN=hidden, INNER=inner, ACT=act,
-        DTYPE=getattr(tl, str(x.dtype).removeprefix("torch.")), **_launch(len(pairs) // len(owner)),
+        DTYPE=getattr(tl, str(x.dtype).removeprefix("torch.")), **_launch(len(pairs) // len(owner), 4, 2),
         **starts_early(x.values),
     )  # fmt: skip
     return QuantizedRows(values, factors.T, x.dtype)
@@ -134,6 +138,7 @@ def down(inner: QuantizedRows, weight: Fp8Weight, scale: Tensor, pairs: Tensor, 
     out = torch.empty((scale.numel(), hidden), dtype=inner.dtype, device=pairs.device)
     down_kernel[(hidden // BLOCK, len(owner))](
         inner.values, inner.factors, *weight, scale, out, pairs, owner, scale.numel(), inner.factors.stride(1),
-        HIDDEN=hidden, INNER=inner.values.shape[1], **_launch(len(pairs) // len(owner)), **starts_early(inner.values),
+        HIDDEN=hidden, INNER=inner.values.shape[1], **_launch(len(pairs) // len(owner), 8, 3),
+        **starts_early(inner.values),
     )  # fmt: skip
     return out
