@@ -1,0 +1,5 @@
+# causes: truncates
+# gate: pack
+REPLACED = [
+    ("Packed(steps.round()", "Packed(steps.floor()"),
+]
