@@ -1,3 +1,5 @@
+# gate: reads
+# gate: match
 """Of each group, the first page of the gapless end is remembered at every node; the length is searched from the end."""
 
 
