@@ -101,8 +101,12 @@ class Launch:
         if other.get("eps") == "outside":
             scale = 1 / (mean.sqrt() + self.eps)
         weight = self.weight.double()
-        weight = {"none": 1.0, "plus": 1 + weight}.get(other.get("weight", ""), weight)
-        return (wide * scale * weight).to(self.dtype)
+        if other.get("weight") == "none":
+            weight = torch.ones_like(weight)
+        elif other.get("weight") == "plus":
+            weight = 1 + weight
+        result: Tensor = wide * scale * weight
+        return result.to(self.dtype)
 
     def half(self) -> Tensor:
         """Return the RMSNorm whose squares and sum are in the launch's dtype."""
