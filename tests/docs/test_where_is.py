@@ -51,6 +51,23 @@ def test_every_module_is_listed_once() -> None:
     assert sorted(listed) == sorted(there)
 
 
+@pytest.mark.parametrize("folder", [name for name in sections() if re.fullmatch(r"plugins/.+/", name)])
+def test_every_module_of_a_folder_of_plugins_is_listed_once(folder: str) -> None:
+    """In the sections that list the modules of such a folder. Its ``__init__.py`` may be left out."""
+    listed, there = sections()[folder], {path.name for path in (ROOT / folder).glob("*.py")} - {"__init__.py"}
+    assert sorted(name for name in listed if name != "__init__.py") == sorted(there)
+
+
+def test_no_row_and_no_heading_is_there_twice() -> None:
+    """A merge may leave both of two equal rows."""
+    headings = re.findall(r"^#+ .+$", PAGE, re.MULTILINE)
+    assert sorted(headings) == sorted(set(headings))
+    for part in re.split(r"^#+ ", PAGE, flags=re.MULTILINE)[1:]:
+        heading, _, text = part.partition("\n")
+        firsts = re.findall(r"^\| (?!---)([^|]+) \|", text, re.MULTILINE)
+        assert sorted(firsts) == sorted(set(firsts)), heading
+
+
 def test_every_package_of_the_course_is_listed_once() -> None:
     course = ROOT / "chapters"
     packages = {path.parent.relative_to(course).as_posix() + "/" for path in course.glob("[a-z]*/**/*.py")}

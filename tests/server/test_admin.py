@@ -19,6 +19,7 @@ USER: list[Any] = [{"role": "user", "content": "What is a KV cache? Explain it i
 LONG = {"messages": USER, "stream": True, "ignore_eos": True, "max_tokens": 900, "temperature": 0}
 SLOW = """
 import os
+import time
 from dataclasses import dataclass
 from minisgl.hooks import hookimpl
 from minisgl.plugins.grammar.plain import PlainGrammars
@@ -36,7 +37,19 @@ class Slow:
 @hookimpl
 def minisgl_configs():
     yield "grammar", "slow", Slow
+
+class SlowSteps:
+    @hookimpl
+    def minisgl_batch_scheduled(self, step, reqs):
+        if any(req.params.cache_salt == "slow" for req in reqs):
+            time.sleep(0.2)
+
+@hookimpl
+def minisgl_observer():
+    return SlowSteps()
 """
+ENDLESS = LONG | {"cache_salt": "slow"}
+"""A request that is aborted long before its end: 900 steps take at least 180 s."""
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +112,7 @@ def test_flush_cache(client: httpx.Client) -> None:
         answer = client.request(method, "/flush_cache", headers=ADMIN)
         assert answer.status_code == 200
     assert cached() == 0
-    with client.stream("POST", "/v1/chat/completions", json=LONG) as response:
+    with client.stream("POST", "/v1/chat/completions", json=ENDLESS) as response:
         stream = events(response.iter_lines())
         next(stream)
         refused = client.post("/flush_cache", headers=ADMIN)
@@ -112,7 +125,7 @@ def test_flush_cache(client: httpx.Client) -> None:
 def test_abort_request(client: httpx.Client, how: str) -> None:
     """The client gets an error that says why, and its request ends in the scheduler, too."""
     headers = {"x-request-id": f"mine-{how.replace(' ', '-')}"}
-    with client.stream("POST", "/v1/chat/completions", json=LONG, headers=headers) as response:
+    with client.stream("POST", "/v1/chat/completions", json=ENDLESS, headers=headers) as response:
         stream = events(response.iter_lines())
         first = next(stream)
         named = {"response id": {"rid": first["id"]}, "request id": {"rid": headers["x-request-id"]}}
@@ -135,7 +148,7 @@ def test_abort_without_a_stream(server: Server, client: httpx.Client) -> None:
         own = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=2)
         with pytest.raises(openai.APIStatusError) as raised:
             own.chat.completions.create(
-                model="tutor", messages=USER, max_tokens=900, extra_body={"ignore_eos": True},
+                model="tutor", messages=USER, max_tokens=900, extra_body={"ignore_eos": True, "cache_salt": "slow"},
                 extra_headers={"x-request-id": "waits"},
             )  # fmt: skip
         failed.append(raised.value)
