@@ -15,6 +15,7 @@ from minisgl.hooks import hookimpl
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
     from minisgl.models.converter import Kernels
 
@@ -40,6 +41,16 @@ class ExactKernels:
 def in_triton(device: torch.device) -> bool:
     """Return whether exact kernels for ``device`` are written in Triton: on a GPU, and under Triton's interpreter."""
     return device.type == "cuda" or os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+
+
+def refuse_quantized(model: nn.Module) -> None:
+    """Raise `ConfigError` if a layer multiplies weights in FP8. Such a layer says so in ``weights_in``."""
+    for module in model.modules():
+        if form := getattr(module, "weights_in", ""):
+            raise ConfigError(
+                f"exact=true does not serve weights in {form}: their products have no fixed order of sums. Leave "
+                "exact=true out, or use a model with weights in 16 bits without quantize."
+            )
 
 
 @hookimpl

@@ -143,6 +143,7 @@ def test_false_is_the_default() -> None:
     [
         (["tp=4"], "tp=1 or tp=2"),
         (["quantize=int8"], "does not know the order of sums"),
+        (["quantize=fp8", "fp8_gemm=torch"], "exact=true does not serve weights in FP8"),
     ],
 )
 def test_refused(words: list[str], message: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from minisgl.plugins.kernels.ops.compilations import Compilations, deep_gemm_kernels
+from minisgl.plugins.kernels.ops.compilations import Compilations, deep_gemm_kernels, on_purpose
 
 
 @pytest.fixture
@@ -82,6 +83,26 @@ def test_deep_gemm_counts_only_if_this_process_uses_it(libraries: SimpleNamespac
     assert (count.counts()["deep_gemm"], second.counts()["deep_gemm"]) == (1, 0)
     (Path(os.environ["TRTLLM_DG_CACHE_DIR"]) / "cache" / "unfinished").mkdir()
     assert deep_gemm_kernels() == 1
+
+
+def test_what_is_compiled_on_purpose_is_not_late(libraries: SimpleNamespace) -> None:
+    """Neither meanwhile nor afterwards, also if two engines compile at once or an error ends it."""
+    libraries.loaded[0] = 1
+    count = Compilations()
+    with suppress(RuntimeError), on_purpose("deep_gemm"):
+        libraries.compile_deep_gemm("one")
+        with on_purpose("deep_gemm"), on_purpose("flashinfer"):
+            libraries.specs["product"] = None
+            libraries.compile_deep_gemm("two")
+        libraries.compile_deep_gemm("three")
+        assert set(count.counts().values()) == {0}
+        second = Compilations()
+        libraries.specs["another"] = None
+        raise RuntimeError
+    for each in (count, second):
+        assert each.counts() == {"triton": 0, "flashinfer": 1, "cute": 0, "deep_gemm": 0}
+    libraries.compile_deep_gemm("late")
+    assert (count.counts()["deep_gemm"], second.counts()["deep_gemm"]) == (1, 1)
 
 
 def test_each_count_begins_when_it_is_made(libraries: SimpleNamespace) -> None:

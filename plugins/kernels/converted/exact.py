@@ -33,6 +33,7 @@ from minisgl.models.converter import Kernels, convert
 from minisgl.models.decoder import DecoderLayers
 from minisgl.plugins.kernels.converted.cpu_layers import CpuDecoderLayers
 from minisgl.plugins.kernels.converted.layers import use_huge_pages
+from minisgl.plugins.kernels.exact import refuse_quantized
 from minisgl.plugins.kernels.ops.cpp import decoder_layers, elementwise
 from minisgl.plugins.kernels.ops.cpp import linear as cpp
 from minisgl.plugins.kernels.ops.linear import PACKED_BYTES
@@ -298,6 +299,7 @@ class FixedOrderKernels(Kernels):
 
     def after_loading(self, model: nn.Module) -> None:
         """Convert the layers. Raises `ConfigError` for a layer whose order of sums is not known."""
+        refuse_quantized(model)
         convert(model, {**CLASSES, DecoderLayers: CpuDecoderLayers})
         for name, module in model.named_modules():
             kind = type(module)

@@ -20,6 +20,7 @@ from minisgl.layers.attention import AttentionLayer, RMSNorm, RMSNormFused
 from minisgl.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from minisgl.layers.linear import GatedMLP, LinearColParallelMerged, LinearQKVMerged, LinearRowParallel
 from minisgl.models.converter import Kernels, convert
+from minisgl.plugins.kernels.exact import refuse_quantized
 
 if TYPE_CHECKING:
     from minisgl.engine.sampler import Sampler
@@ -126,6 +127,7 @@ class FixedOrderTritonKernels(Kernels):
 
     def after_loading(self, model: nn.Module) -> None:
         """Convert the layers. Raises `ConfigError` for a layer whose order of sums is not known."""
+        refuse_quantized(model)
         convert(model, CLASSES)
         for name, module in model.named_modules():
             kind = type(module)

@@ -10,11 +10,14 @@ import logging
 import os
 import sys
 import tempfile
+import threading
 import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Compilations", "deep_gemm_folder", "deep_gemm_kernels"]
+__all__ = ["Compilations", "deep_gemm_folder", "deep_gemm_kernels", "on_purpose"]
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +28,7 @@ class Compilations:
     Triton calls a hook for each kernel. FlashInfer keeps a list of its modules, and FlashAttention's CuTe kernels are
     in a cache, whose sizes are compared with those at the beginning. A library that this process has not imported when
     the object is made counts from its import on. Of DeepGEMM only compilations are counted, by the kernels on disk, so
-    those of other processes of the same user count too.
+    those of other processes of the same user count too. What is made inside `on_purpose` does not count.
     """
 
     def __init__(self) -> None:
@@ -44,14 +47,55 @@ class Compilations:
     @staticmethod
     def _sizes() -> dict[str, int]:
         """Return how many kernels each library has compiled or loaded, according to its list or its cache."""
-        sizes = {"flashinfer": len(_flashinfer_modules()), "cute": len(_cute_kernels())}
-        return {**sizes, "deep_gemm": deep_gemm_kernels()}
+        sizes = {"cute": len(_cute_kernels())}
+        return {**sizes, **{name: purpose.late() for name, purpose in _PURPOSES.items()}}
 
     def metrics(self) -> str:
         """Return the counts in Prometheus' text format."""
         name = "minisgl_late_compilations_total"
         head = f"# HELP {name} Kernels compiled or loaded after the start\n# TYPE {name} counter\n"
         return head + "".join(f'{name}{{compiler="{compiler}"}} {n}\n' for compiler, n in self.counts().items())
+
+
+class _Purpose:
+    """Divides a library's kernels into those that were made in `on_purpose`, and others. ``size`` counts all of them.
+
+    Threads may be in `on_purpose` at the same time.
+    """
+
+    def __init__(self, size: Callable[[], int]):
+        self.size, self._lock = size, threading.Lock()
+        self._made = self._threads = self._begin = 0  # kernels made; threads that make some, and the size before
+
+    def late(self) -> int:
+        """Return the number of the other kernels."""
+        with self._lock:
+            return (self._begin if self._threads else self.size()) - self._made
+
+    def enter(self) -> None:
+        with self._lock:
+            if not self._threads:
+                self._begin = self.size()
+            self._threads += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._threads -= 1
+            if not self._threads:
+                self._made += self.size() - self._begin
+
+
+@contextmanager
+def on_purpose(compiler: str) -> Iterator[None]:
+    """Do not count what is compiled or loaded meanwhile: no step waits for it.
+
+    ``compiler`` is ``deep_gemm`` or ``flashinfer``.
+    """
+    _PURPOSES[compiler].enter()
+    try:
+        yield
+    finally:
+        _PURPOSES[compiler].leave()
 
 
 class _Hook:
@@ -106,3 +150,9 @@ def deep_gemm_folder() -> Path:
 def deep_gemm_kernels() -> int:
     """Return how many kernels the DeepGEMM of FlashInfer has compiled into its cache on disk."""
     return sum(1 for _ in (deep_gemm_folder() / "cache").glob("*/*.cubin"))
+
+
+_PURPOSES = {
+    "flashinfer": _Purpose(lambda: len(_flashinfer_modules())),
+    "deep_gemm": _Purpose(deep_gemm_kernels),
+}

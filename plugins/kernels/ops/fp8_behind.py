@@ -19,6 +19,7 @@ from torch import Tensor
 
 from minisgl.core import Step
 from minisgl.engine.model_runner import Forward, StepRunner
+from minisgl.plugins.kernels.ops.compilations import on_purpose
 from minisgl.plugins.kernels.ops.fp8 import Fp8Weight, QuantizedRows
 from minisgl.plugins.kernels.ops.fp8_compiler import Product, compile_kernels, jobs_of, prepare
 from minisgl.plugins.kernels.ops.fp8_gemm import Fp8Gemm
@@ -82,13 +83,13 @@ class Behind:
         product, weights, most = self._arguments
         device, started = weights[0].values.device, time.monotonic()
         try:
-            jobs = jobs_of(weights, most)
-            compile_kernels(product, jobs, device, WORKERS, NICE, self._closed)
-            self._may_load.wait()
-            if self._closed.is_set():
-                return
-            with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream(device)):
-                prepare(product, weights, most)
+            with on_purpose("deep_gemm"):
+                compile_kernels(product, jobs_of(weights, most), device, WORKERS, NICE, self._closed)
+                self._may_load.wait()
+                if self._closed.is_set():
+                    return
+                with on_purpose("flashinfer"), torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream(device)):
+                    prepare(product, weights, most)
         except Exception as error:
             log.warning("FlashInfer's FP8 product can't be used, Triton's stays: %s: %s", type(error).__name__, error)
             return

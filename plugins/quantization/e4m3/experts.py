@@ -7,7 +7,7 @@ slice of a rank must have whole blocks.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -35,6 +35,7 @@ def refuse(layer: MoELayer) -> str:
 class Fp8Experts(MoELayer):
     """The experts of an `MoELayer` in FP8: a base of the class that the layer gets."""
 
+    weights_in: ClassVar[str] = "FP8"
     fp8: Fp8
     dtype: torch.dtype
     scales: tuple[nn.Parameter, nn.Parameter]

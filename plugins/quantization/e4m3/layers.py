@@ -29,6 +29,7 @@ __all__ = ["LINEAR", "Fp8AttentionLayer", "Fp8Linear", "Fp8MLP", "Fp8NormFused"]
 class Fp8Linear(nn.Module):
     """What linear layers in FP8 have in common. ``plain`` is the class of the layer with weights in 16 bits."""
 
+    weights_in: ClassVar[str] = "FP8"
     plain: ClassVar[type[nn.Module]]
     fp8: Fp8Matrix
     weight: nn.Parameter

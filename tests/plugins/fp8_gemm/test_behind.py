@@ -13,7 +13,7 @@ import torch
 from minisgl import LLM, SamplingParams
 from minisgl.plugins.fp8_gemm.auto import Auto, AutoFp8Gemm
 from minisgl.plugins.fp8_gemm.torch import TorchFp8Gemm
-from minisgl.plugins.kernels.ops import fp8_behind
+from minisgl.plugins.kernels.ops import compilations, fp8_behind
 from minisgl.plugins.kernels.ops.fp8 import Fp8Weight, QuantizedRows
 from minisgl.plugins.kernels.ops.fp8_behind import Behind, ChangingFp8Gemm
 
@@ -125,10 +125,19 @@ def test_a_failed_compilation_leaves_the_first_product(
 
 
 def test_nothing_is_loaded_before_the_engine_has_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """While a graph is recorded, no thread may allocate memory of the device."""
+    """While a graph is recorded, no thread may allocate memory of the device. No step waits for what is compiled."""
     done: list[str] = []
-    monkeypatch.setattr(fp8_behind, "compile_kernels", lambda *arguments: done.append("compiled"))
-    monkeypatch.setattr(fp8_behind, "prepare", lambda *arguments: done.append("loaded"))
+
+    def add(what: str) -> None:
+        (tmp_path / "cache" / f"{what} {len(done)}").mkdir(parents=True)
+        (tmp_path / "cache" / f"{what} {len(done)}" / "kernel.cubin").touch()
+        done.append(what)
+
+    monkeypatch.setenv("TRTLLM_DG_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compilations, "_uses_deep_gemm", lambda: True)
+    monkeypatch.setattr(fp8_behind, "compile_kernels", lambda *arguments: add("compiled"))
+    monkeypatch.setattr(fp8_behind, "prepare", lambda *arguments: add("loaded"))
+    count = compilations.Compilations()
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
     weights = [Fp8Weight(torch.zeros(128, 128), torch.zeros(1, 1))]
     waiting = Behind(print, weights, 4)  # type: ignore[arg-type]
@@ -138,3 +147,4 @@ def test_nothing_is_loaded_before_the_engine_has_recorded(monkeypatch: pytest.Mo
     loading.begin_loading()
     loading._thread.join()
     assert (done[1:], loading.done()) == (["compiled", "loaded"], True)
+    assert (compilations.deep_gemm_kernels(), count.counts()["deep_gemm"]) == (3, 0)
