@@ -197,18 +197,6 @@ class StepResult(NamedTuple):
     prompt_logprobs: tuple[tuple[Logprobs, ...], ...] = ()  # [len(step.prompt_logprobs)][positions]
     rounds: I32 | None = None
 
-    def accepted_by_round(self, row: int) -> list[int]:
-        """Return how many of ``accepted[row]`` tokens are those of each round, up to the round of the last one."""
-        left = int(self.accepted[row])
-        if self.rounds is None:
-            return [left]
-        counts = []
-        for accepted in self.rounds[:, row].tolist():
-            if left > 0:
-                counts.append(min(accepted, left))
-                left -= accepted
-        return counts
-
 
 class Logprobs(NamedTuple):
     """Log-probability of a sampled token, and its most likely alternatives, the most likely one first."""

@@ -90,7 +90,8 @@ def build_engine(
         engine.kernels = kernels
         engine.start(config)
         drafting = manager.name_of("speculation", config.speculation) not in ("none", "null")
-        engine.warm_up(config.max_prefill_tokens, drafting=drafting, rounds=config.verification_rounds)
+        if engine.graph is not None:
+            engine.graph.warm_up(engine, config, drafting=drafting)
         kernels.ready()
         return engine
 

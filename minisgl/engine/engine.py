@@ -10,12 +10,10 @@ import contextlib
 import ctypes
 import gc
 import logging
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 
 from minisgl.config import Config
@@ -72,23 +70,6 @@ class TorchEngine:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with self._computing(), explain_out_of_memory(config):
             self.runner.start()
-
-    def warm_up(self, max_tokens: int, *, drafting: bool, rounds: int) -> None:
-        """Compute the steps of `StepRunner.warm_up_steps`, which has the same arguments, and wait for their results.
-
-        No step may be in flight. With several ranks, each rank must call this, before rank 0 has ``peers``: all compute
-        the same steps.
-        """
-        started, count = time.monotonic(), 0
-        for step in self.runner.warm_up_steps(max_tokens, drafting=drafting, rounds=rounds):
-            self.launch(step)
-            if step.late_sampling and self.rank == 0:
-                bits = np.full((1, -(-self.spec.vocab_size // 32)), -1, np.int32)
-                self.sample(TokenMasks(np.zeros(1, np.int32), bits))
-            self.result()
-            count += 1
-        if count:
-            log.info("computed %d steps to warm up in %.1f s", count, time.monotonic() - started)
 
     # ---- one step -------------------------------------------------------------------------------
 

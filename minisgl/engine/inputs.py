@@ -140,7 +140,6 @@ class Download:
 class InputBuilder:
     """Builder of each step's inputs; owns the page table, int32 [max_running_requests + 1, max_pages]."""
 
-    shared_prefix_len: Tensor | None = None  # [1] int32, on the device: see `find_shared_prefix`
     verifying_inputs: Callable[[InputBuilder, Step, SamplePlan], SamplingInputs] | None = None
     """`sampling_inputs` of steps with drafts. The plugin that verifies drafts sets it."""
 
@@ -168,14 +167,6 @@ class InputBuilder:
             entries = rows * np.int32(self.page_table_cpu.shape[1]) + columns
             indices, values = self.upload([entries, self.page_table_cpu[rows, columns]])
             self.page_table.view(-1).index_copy_(0, indices.long(), values)
-
-    def find_shared_prefix(self, step: Step) -> bool:
-        """Return whether attention should read a prefix that all rows of a decode step share separately.
-
-        `shared_prefix_len` then has its length. Here: never. For backends with `AttnNeeds.shared_prefix`, the runner
-        has a subclass that finds it, in `minisgl.plugins.kernels.attention.shared_prefix`.
-        """
-        return False
 
     def out_cache_loc(self, req_pool_indices: I32, positions: I32) -> I32:
         """Return the KV location (page · page_size + offset) of each position. All arrays are int32 [tokens]."""
@@ -208,7 +199,6 @@ class InputBuilder:
             host = self.token_rows(step)
             (packed,) = self.upload([host])
             cu_seqlens_q_cpu, cu_seqlens_q = self._cu_seqlens_q_cpu[: rows + 1], self._cu_seqlens_q[: rows + 1]
-            shared_prefix_len = self.shared_prefix_len if self.find_shared_prefix(step) else None
             batch = AttnBatch(
                 rows,
                 cu_seqlens_q_cpu,
@@ -217,7 +207,6 @@ class InputBuilder:
                 packed[Line.SEQ_LEN],
                 packed[Line.REQ_POOL_IDX],
                 self.page_table,
-                shared_prefix_len=shared_prefix_len,
             )
             return ModelInputs(packed, pending), batch
         cu_seqlens_q_cpu = np.zeros(rows + 1, np.int32)

@@ -7,8 +7,8 @@ runner knows steps and tensors. Streams, steps in flight and results belong to `
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,10 @@ from minisgl.engine.results import read_result
 from minisgl.engine.sampler import Sampled, Sampler
 from minisgl.layers.context import Context
 from minisgl.models.decoder import Model
+
+if TYPE_CHECKING:
+    from minisgl.config import Config
+    from minisgl.engine.engine import TorchEngine
 
 __all__ = ["Forward", "GraphRunner", "ModelRunner", "Prepared", "StepRunner"]
 
@@ -93,13 +97,6 @@ class StepRunner(Protocol):
         ``plan`` is the plan of sampling; None if no row samples.
         """
 
-    def warm_up_steps(self, max_tokens: int, *, drafting: bool, rounds: int) -> Iterable[Step]:
-        """Return steps for the engine to compute before the first request.
-
-        They have at most ``max_tokens`` tokens of prompts, and write the scratch page only. With ``drafting``, some
-        verify drafts, in up to ``rounds`` rounds.
-        """
-
     def close(self) -> None:
         """Release what the runner holds. The engine calls it before it closes the communicator."""
 
@@ -122,6 +119,12 @@ class GraphRunner(Protocol):
 
         Called once, when weights, KV pool and page table exist, and before ``start`` of the returned runner. It must
         allocate nothing on the device.
+        """
+
+    def warm_up(self, engine: TorchEngine, config: Config, *, drafting: bool) -> None:
+        """Compute what it likes before the first request. Called once on each rank, after the start of the runner.
+
+        With ``drafting``, steps may verify drafts.
         """
 
 
@@ -154,10 +157,6 @@ class ModelRunner:
         """Bind the attention backend to the KV pool and the layers. It may launch kernels."""
         assert self.ctx.pool is not None
         self.attention.bind(self.ctx.pool, self.model.attention_layers(), ())
-
-    def warm_up_steps(self, max_tokens: int, *, drafting: bool, rounds: int) -> Iterable[Step]:
-        """Return no steps."""
-        return ()
 
     def close(self) -> None:
         """Drop model, attention backend, and the tensors of inputs and sampling."""

@@ -150,7 +150,7 @@ class EventMaker:
                 checksum=self._checksum(self.unread.pop(result.id)),
                 kept=[int(req is not None) for req in reqs] if None in reqs else None,
                 runs=None if result.tokens.shape[1] == 1 else _runs(result),
-                rounds=None if result.rounds is None else list(map(result.accepted_by_round, range(len(reqs)))),
+                rounds=None if result.rounds is None else _rounds(result.rounds, result.accepted),
             )
         )
 
@@ -194,6 +194,12 @@ def _drafts(step: Step) -> list[list[int]]:
 def _runs(result: StepResult) -> list[list[int]]:
     """Return the tokens of each row that count."""
     return [run[:n] for run, n in zip(result.tokens.tolist(), result.accepted.tolist(), strict=True)]
+
+
+def _rounds(rounds: I32, accepted: I32) -> list[list[int]]:
+    """Return how many of the ``accepted`` tokens of each row are those of each round, up to the round of the last."""
+    so_far = np.minimum(rounds.cumsum(0), accepted)  # [rounds, rows]
+    return [counts[counts > 0].tolist() for counts in np.diff(so_far, axis=0, prepend=0).T]
 
 
 def _no_checksum(step: Step) -> int:

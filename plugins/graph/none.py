@@ -10,6 +10,8 @@ from minisgl.hooks import hookimpl
 
 if TYPE_CHECKING:
     from minisgl.attention import AttentionBackend
+    from minisgl.config import Config
+    from minisgl.engine.engine import TorchEngine
     from minisgl.engine.model_runner import ModelRunner, StepRunner
 
 
@@ -29,12 +31,15 @@ class NoGraphRunner:
         return backend
 
     def wrap(self, runner: ModelRunner) -> StepRunner:
-        """Return ``runner`` itself on a CPU. On a GPU, also compute the steps of a warm-up before the first request."""
-        if runner.device.type == "cpu":
-            return runner
-        from minisgl.plugins.graph.replaying.warmup import WarmedRunner
+        """Return ``runner`` itself."""
+        return runner
 
-        return WarmedRunner(runner)
+    def warm_up(self, engine: TorchEngine, config: Config, *, drafting: bool) -> None:
+        """Compute steps of all kinds on a GPU, so that no request waits for a compiler."""
+        if engine.device.type != "cpu":
+            from minisgl.plugins.graph.replaying.warmup import warm_up
+
+            warm_up(engine, config, drafting=drafting)
 
 
 @hookimpl

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from minisgl.core import EngineSpec, Req
+from minisgl.core import EngineSpec, Req, StepResult
 
 if TYPE_CHECKING:
     from minisgl.scheduler.base import Speculation
 
-__all__ = ["DraftProposer"]
+__all__ = ["DraftProposer", "accepted_by_round"]
 
 
 class DraftProposer(Protocol):
@@ -79,3 +79,16 @@ class DraftProposer(Protocol):
         from minisgl.plugins.speculation.adaptive import AdaptiveSpeculation
 
         return AdaptiveSpeculation(self, spec, max_draft_tokens, clock, adapt, rounds)
+
+
+def accepted_by_round(result: StepResult, row: int) -> list[int]:
+    """Return how many of ``result.accepted[row]`` tokens are those of each round, up to the round of the last one."""
+    left = int(result.accepted[row])
+    if result.rounds is None:
+        return [left]
+    counts = []
+    for accepted in result.rounds[:, row].tolist():
+        if left > 0:
+            counts.append(min(accepted, left))
+            left -= accepted
+    return counts

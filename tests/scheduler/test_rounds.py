@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from minisgl.core import EngineSpec, Step, StepResult
+from minisgl.plugins.speculation import accepted_by_round
 from minisgl.plugins.speculation.adaptive import AdaptiveSpeculation, StepTimes
 from minisgl.testing.drive import Drive, Job, make_plugin
 from minisgl.testing.sim import SimEngine
@@ -119,7 +120,7 @@ def test_stop_token_in_any_round(overlap: bool) -> None:
         report = simulated.run([with_params(one, stop_token_ids=(token,))])
         assert report.finished[1].finish_reason == "stop"
         assert report.tokens[1].index(token) == len(report.tokens[1]) - 1
-        counted = [result.accepted_by_round(0) for result in results(simulated) if result.rounds is not None]
+        counted = [accepted_by_round(result, 0) for result in results(simulated) if result.rounds is not None]
         ended_in.add(len(counted[-1]))
         stats = simulated.scheduler.stats()
         assert stats["verification_rows"] == sum(map(len, counted))
@@ -313,7 +314,7 @@ def test_time_of_one_round() -> None:
 def test_tokens_of_each_round_up_to_the_last_that_counts() -> None:
     def by_round(accepted: int) -> list[int]:
         result = StepResult(0, np.zeros((2, 9), np.int32), np.array([9, accepted], np.int32))
-        assert result.accepted_by_round(1) == [accepted]
-        return result._replace(rounds=np.array([[3, 2], [3, 1], [3, 3]], np.int32)).accepted_by_round(1)
+        assert accepted_by_round(result, 1) == [accepted]
+        return accepted_by_round(result._replace(rounds=np.array([[3, 2], [3, 1], [3, 3]], np.int32)), 1)
 
     assert [by_round(n) for n in range(1, 7)] == [[1], [2], [2, 1], [2, 1, 1], [2, 1, 2], [2, 1, 3]]

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from minisgl.attention import AttentionBackend, AttnBatch, GraphKey
+    from minisgl.config import Config
+    from minisgl.engine.engine import TorchEngine
     from minisgl.engine.inputs import ModelInputs
     from minisgl.engine.model_runner import ModelRunner, StepRunner
 
@@ -100,6 +102,12 @@ class BucketRunner:
         from minisgl.plugins.graph.replaying.runner import ReplayingRunner
 
         return ReplayingRunner(runner, self)
+
+    def warm_up(self, engine: TorchEngine, config: Config, *, drafting: bool) -> None:
+        """Compute steps of all kinds on a GPU, so that no request waits for a compiler."""
+        from minisgl.plugins.graph.replaying.warmup import warm_up
+
+        warm_up(engine, config, drafting=drafting)
 
 
 class Buckets:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from minisgl.plugins.graph.replaying.buckets import BucketRunner, StaticInputs
 from minisgl.plugins.graph.replaying.compile_ahead import Case, compile_ahead
 from minisgl.plugins.graph.replaying.inputs import GraphInputBuffers, PiecewiseInputBuffers, repeats_few_reads
 from minisgl.plugins.graph.replaying.piecewise import PiecewiseAttention
-from minisgl.plugins.graph.replaying.warmup import steps_with_prompts, warm_up_steps
+from minisgl.plugins.graph.replaying.warmup import steps_with_prompts
 
 __all__ = ["ReplayingRunner"]
 
@@ -100,7 +100,8 @@ class ReplayingRunner:
         The next replay overwrites the logits, so the step must be sampled before.
         """
         inputs = self.runner.inputs
-        if not step.num_verify and inputs.find_shared_prefix(step):
+        find_shared_prefix = getattr(inputs, "find_shared_prefix", None)  # see `with_shared_prefix`
+        if find_shared_prefix is not None and not step.num_verify and find_shared_prefix(step):
             key = min((k for k in self.buffers if k.shared_prefix and k.rows >= step.rows), default=key)
         self._record_if_old(key)
         buffers = self.buffers[key]
@@ -139,7 +140,7 @@ class ReplayingRunner:
     def _plan(self, batch: AttnBatch, key: GraphKey) -> None:
         """Plan attention for a bucket. A shared-prefix bucket gets the prefix length as a static device buffer."""
         if key.shared_prefix:
-            batch = replace(batch, shared_prefix_len=self.runner.inputs.shared_prefix_len)
+            batch = replace(batch, shared_prefix_len=getattr(self.runner.inputs, "shared_prefix_len", None))
         self.runner.attention.plan(batch)
         self.runner.ctx.batch, self.runner.ctx.state_saves = batch, None  # layers with a state read the static buffers
 
@@ -224,10 +225,6 @@ class ReplayingRunner:
         self._piecewise_buffers.clear()
         self._piecewise = None
         self.runner.close()
-
-    def warm_up_steps(self, max_tokens: int, *, drafting: bool, rounds: int) -> Iterable[Step]:
-        """Return steps of all kinds on a GPU, so that no request waits for a compiler."""
-        return warm_up_steps(self.runner.spec, self.runner.device, max_tokens, drafting=drafting, rounds=rounds)
 
 
 def _launch_sampling(sampler: Sampler, logits: Tensor) -> Tensor:

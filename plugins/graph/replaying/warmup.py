@@ -8,19 +8,24 @@ steps that mix them. They read and write the scratch page only, and leave nothin
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from minisgl.core import I32, PENDING, Admission, EngineSpec, PromptRange, SamplingParams, Step
+from minisgl.core import I32, PENDING, Admission, EngineSpec, PromptRange, SamplingParams, Step, TokenMasks
 
 if TYPE_CHECKING:
     import torch
 
-    from minisgl.engine.model_runner import ModelRunner
+    from minisgl.config import Config
+    from minisgl.engine.engine import TorchEngine
 
-__all__ = ["KINDS", "WarmedRunner", "steps_with_prompts", "warm_up_steps"]
+__all__ = ["KINDS", "steps_with_prompts", "warm_up", "warm_up_steps"]
+
+log = logging.getLogger(__name__)
 
 WARMED_DEVICES = ("cuda",)
 """Types of devices on which an engine computes steps before it is ready. A CPU's kernels are compiled when it is built.
@@ -84,17 +89,23 @@ def warm_up_steps(
     return _Steps(spec).all(max_tokens, drafting=drafting, rounds=rounds)
 
 
-class WarmedRunner:
-    """Runs steps as ``runner`` does, after the steps of a warm-up."""
+def warm_up(engine: TorchEngine, config: Config, *, drafting: bool) -> None:
+    """Compute the steps of `warm_up_steps` on one rank, and wait for their results.
 
-    def __init__(self, runner: ModelRunner):
-        self.runner = runner
-        self.start, self.begin, self.forward = runner.start, runner.begin, runner.forward
-        self.sample, self.read, self.close = runner.sample, runner.read, runner.close
-
-    def warm_up_steps(self, max_tokens: int, *, drafting: bool, rounds: int) -> Iterable[Step]:
-        """Return steps of all kinds on a GPU."""
-        return warm_up_steps(self.runner.spec, self.runner.device, max_tokens, drafting=drafting, rounds=rounds)
+    No step may be in flight. With several ranks, each rank must call this, before rank 0 has ``peers``: all compute the
+    same steps.
+    """
+    rounds, spec = config.verification_rounds, engine.spec
+    started, count = time.monotonic(), 0
+    for step in warm_up_steps(spec, engine.device, config.max_prefill_tokens, drafting=drafting, rounds=rounds):
+        engine.launch(step)
+        if step.late_sampling and engine.rank == 0:
+            bits = np.full((1, -(-spec.vocab_size // 32)), -1, np.int32)
+            engine.sample(TokenMasks(np.zeros(1, np.int32), bits))
+        engine.result()
+        count += 1
+    if count:
+        log.info("computed %d steps to warm up in %.1f s", count, time.monotonic() - started)
 
 
 def steps_with_prompts(spec: EngineSpec) -> list[Step]:

@@ -6,14 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from minisgl.attention import AttnBatch
 from minisgl.core import Step
-from minisgl.engine.inputs import InputBuilder
+from minisgl.engine.inputs import InputBuilder, ModelInputs
 from minisgl.engine.model_runner import ModelRunner
 
 __all__ = ["SharedPrefixInputs", "with_shared_prefix"]
@@ -57,6 +59,13 @@ class SharedPrefixInputs(InputBuilder):
         self.shared_prefix_len.copy_(length)
         return True
 
+    def build(self, step: Step) -> tuple[ModelInputs, AttnBatch]:
+        """Build the inputs of a step, in whose batch attention finds the length of the prefix that all rows share."""
+        inputs, batch = super().build(step)
+        if step.num_decode == step.rows and self.find_shared_prefix(step):
+            batch = replace(batch, shared_prefix_len=self.shared_prefix_len)
+        return inputs, batch
+
 
 def with_shared_prefix(device: torch.device) -> Callable[..., Any]:
     """Return what the hook `minisgl_wrap_runner` returns: a function that changes the builder of a runner's inputs.
@@ -67,8 +76,8 @@ def with_shared_prefix(device: torch.device) -> Callable[..., Any]:
 
     def wrap(runner: Any, model_runner: ModelRunner) -> Any:
         if model_runner.attention.needs().shared_prefix:
-            model_runner.inputs.__class__ = SharedPrefixInputs
-            model_runner.inputs.shared_prefix_len = length
+            inputs: Any = model_runner.inputs
+            inputs.__class__, inputs.shared_prefix_len = SharedPrefixInputs, length
         return runner
 
     return wrap

@@ -152,7 +152,6 @@ class ChangingRunner:
         assert gemm.preparation is not None
         self.gemm, self.runner, self._preparation = gemm, runner, gemm.preparation
         self.begin, self.sample, self.read = runner.begin, runner.sample, runner.read
-        self.warm_up_steps = runner.warm_up_steps
 
     def start(self) -> None:
         """Start the runner: see `StepRunner.start`."""

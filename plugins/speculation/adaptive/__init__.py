@@ -21,7 +21,7 @@ import numpy as np
 from msgspec import structs
 
 from minisgl.core import I32, Bools, EngineSpec, Output, Req, Step, StepResult
-from minisgl.plugins.speculation import DraftProposer
+from minisgl.plugins.speculation import DraftProposer, accepted_by_round
 from minisgl.plugins.speculation.adaptive.verification import append_runs, verify
 from minisgl.scheduler import PolicyError
 from minisgl.scheduler.base import Speculation
@@ -230,7 +230,7 @@ class AdaptiveSpeculation(Speculation):
         sampled, most, verifying = step.num_sampled_tokens.tolist(), len(self._num_accepted) - 1, step.verification_rows
         for i in gained:
             if i in verifying:
-                for accepted in result.accepted_by_round(i):
+                for accepted in accepted_by_round(result, i):
                     self._counts["verification_rows"] += 1
                     self._counts["draft_tokens"] += sampled[i] - 1
                     self._counts["accepted_draft_tokens"] += accepted - 1

@@ -50,7 +50,6 @@ class RoundsRunner:
     def __init__(self, history: Tensor, runner: StepRunner, model_runner: ModelRunner):
         self.runner, self.model_runner = runner, model_runner
         self.start, self.forward, self.close = runner.start, runner.forward, runner.close
-        self.warm_up_steps = runner.warm_up_steps
         self._history = history
 
     def begin(self, step: Step) -> None:
