@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from minisgl.config import ConfigError
 from minisgl.core import Engine, InvalidRequestError, Req, SamplingParams
+from minisgl.plugin_manager.discovery import exists
 from minisgl.scheduler.base import Drafting
 from minisgl.scheduler.observer import HookObserver
 from minisgl.scheduler.scheduler import Scheduler
@@ -72,6 +74,8 @@ def build_scheduler(
             adapt=adapt_drafts,
             rounds=config.verification_rounds,
         )
+    if speculation is not None and not exists("minisgl.plugins.speculation.verification"):
+        raise ConfigError("Drafts need the plugin plugins/speculation/verification, which is missing.")
     eos_ids = engine.eos_ids | frozenset(() if tokenizer is None else tokenizer.eos_ids)
     loaded, hook = set[tuple[str, str, str]](), manager.hook
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from minisgl.plugin_manager.discovery import BUILT_IN, exists
 from minisgl.sampling_params import Grammar, InvalidRequestError
 
 if TYPE_CHECKING:
     from minisgl.plugin_manager.manager import PluginManager
     from minisgl.plugins.constraint.base import Constraint
     from minisgl.tokenizer.tokenizer import Tokenizer
+
+NEEDED = ("constraint/base", "constraint/manager")
+"""The plugins without which no grammar can be followed."""
 
 
 class Grammars(Protocol):
@@ -41,6 +45,10 @@ class LazyGrammars:
 
     def _make(self, grammar: Grammar) -> Grammars:
         if self._made is None:
+            missing = [name for name in NEEDED if not exists(f"{BUILT_IN}.{name.replace('/', '.')}")]
+            if missing:
+                what = f"A grammar needs the plugin plugins/{missing[0]}, which is missing."
+                raise InvalidRequestError(grammar.field, what)
             options = None if self._tokenizer is None else self._options()
             if options is None:
                 raise InvalidRequestError(

@@ -8,10 +8,15 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from minisgl.config import ConfigError
 from minisgl.core import EngineSpec, Req, SamplingParams
+from minisgl.options.compose import compose
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.speculation import DraftProposer
 from minisgl.plugins.speculation.adaptive import FIRST_DRAFTS, MAX_PAUSE, PROBE_STEPS, AdaptiveSpeculation, StepTimes
+from minisgl.scheduler.build import build_scheduler
 from minisgl.testing.drive import Drive, make_plugin
+from minisgl.testing.null import NullEngine
 from minisgl.testing.small import job
 
 SPEC = EngineSpec(page_size=4, num_pages=200, max_running_requests=4, max_seq_len=400, vocab_size=50)
@@ -328,3 +333,12 @@ def test_steps_with_prompts_are_not_measured() -> None:
     """If every step has prompts, no time is known, and drafts are verified all the same."""
     batch = _Batch(verifying=2.0, tokens=2.0, prompts=True)
     assert batch.run(200) > 0.9
+
+
+def test_drafts_need_their_verification(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without ``plugins/speculation/verification.py``, a scheduler with drafts is refused; one without is built."""
+    monkeypatch.setattr("minisgl.scheduler.build.exists", lambda name: not name.endswith("speculation.verification"))
+    manager, engine = PluginManager.load(), NullEngine(SPEC)
+    with pytest.raises(ConfigError, match="plugins/speculation/verification, which is missing"):
+        build_scheduler(compose(manager, ["device=cpu", "speculation=ngram"]), manager, engine)  # type: ignore[arg-type]
+    build_scheduler(compose(manager, ["device=cpu"]), manager, engine)  # type: ignore[arg-type]

@@ -26,3 +26,14 @@ def test_grammars_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert error.value.field == "response_format"
     scheduler.add_request(2, prompt, SamplingParams(max_tokens=1))
     assert scheduler.has_work
+
+
+@pytest.mark.parametrize("plugin", ["constraint/base", "constraint/manager"])
+def test_grammars_without_constraints_are_refused(plugin: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The grammar is not read: the request alone is refused, by a message that names the plugin."""
+    monkeypatch.setattr("minisgl.plugins.grammar.lazy.exists", lambda name: not name.endswith(plugin.replace("/", ".")))
+    grammars = build_grammars(lambda: pytest.fail("the options were read"), PluginManager.load(), None)
+    for call in (grammars.check, lambda grammar: grammars.constraint(grammar, 64, ())):
+        with pytest.raises(InvalidRequestError, match=f"plugins/{plugin}, which is missing") as error:
+            call(Grammar("regex", "a", field="response_format"))
+        assert error.value.field == "response_format"
