@@ -197,10 +197,6 @@ def _rope(raw: Mapping[str, Any], given: Mapping[str, Any], length: int) -> Rope
     return RopeConfig(kind, **values)
 
 
-_NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
-"""Where multimodal models put the configuration of their language model."""
-
-
 def positive(raw: Mapping[str, Any], key: str) -> int:
     """Return ``raw[key]``. Raises `ConfigError` if it is missing or is not a positive integer."""
     value = raw.get(key)
@@ -210,13 +206,6 @@ def positive(raw: Mapping[str, Any], key: str) -> int:
     if value is not None:
         raise ConfigError(f"{problem}.")
     name = (raw.get("architectures") or ["model"])[0]
-    nested = [other for other in _NESTED if isinstance(raw.get(other), dict)]
-    if nested:
-        raise ConfigError(
-            f"{problem}: a {name} nests the sizes of its language model in {nested[0]}, as multimodal models do. "
-            "minisgl serves text-only models: use a checkpoint of the language model alone, whose config.json has the "
-            "sizes at the top level."
-        )
     raise ConfigError(
         f"{problem}: the config.json of this {name} lacks the field. minisgl serves decoders whose sizes have Llama's "
         "names."

@@ -7,10 +7,21 @@ from dataclasses import replace
 from typing import Any
 
 from minisgl.config import ConfigError
+from minisgl.hooks import hookimpl
 from minisgl.layers.weight_shards import WeightShard, WeightSource
 
 _LANGUAGE = ("language_model.model.", "model.language_model.")
 """What precedes the names of the text part's tensors: as published, and by transformers 5."""
+_NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
+"""Where multimodal models put the configuration of their language model."""
+_SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "vocab_size",
+)
 _VISION = tuple(
     f"{base}{name}." for base in ("", "model.") for name in ("vision_tower", "multi_modal_projector", "visual")
 )
@@ -28,6 +39,18 @@ def text_config(raw: Mapping[str, Any], name: str, *, tied: bool) -> dict[str, A
     shared = {key: raw[key] for key in ("dtype", "torch_dtype", "quantization_config") if key in raw}
     tied = raw.get("tie_word_embeddings", text.get("tie_word_embeddings", tied))
     return {**shared, **text, "architectures": [name], "tie_word_embeddings": tied}
+
+
+@hookimpl(trylast=True)
+def minisgl_read_config(raw: Mapping[str, Any]) -> None:
+    """Refuse a multimodal model whose text part no other plugin reads."""
+    nested = [key for key in _NESTED if isinstance(raw.get(key), dict)]
+    if nested and any(raw.get(size) is None for size in _SIZES):
+        name = (raw.get("architectures") or ["model"])[0]
+        raise ConfigError(
+            f"A {name} nests the sizes of its language model in {nested[0]}, as multimodal models do. It can't be "
+            "served: use a checkpoint of the language model alone, whose config.json has the sizes at the top level."
+        )
 
 
 class TextPart:

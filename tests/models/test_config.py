@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from minisgl.config import ConfigError
 from minisgl.layers.attention import RopeConfig, frequencies
 from minisgl.models.config import ModelConfig
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.models.rope_scaling import ScaledRope
 
 BASE: dict[str, Any] = {
@@ -150,12 +152,25 @@ def test_both_names_of_dtype(key: str, value: str) -> None:
         ({"head_dim": 0}, "head_dim must be a positive integer, got 0"),
         ({"sliding_window": 0}, "sliding_window must be a positive integer, got 0"),
         ({"hidden_size": ..., "n_embd": 64}, "the config.json of this LlamaForCausalLM lacks the field"),
-        ({"hidden_size": ..., "llm_config": {"hidden_size": 64}}, "nests the sizes .* in llm_config, as multimodal"),
     ],
 )
 def test_unsupported_configs_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config(**changes)
+
+
+@pytest.mark.parametrize("missing", ["hidden_size", "vocab_size"])
+def test_multimodal_models_that_no_plugin_reads_are_refused(missing: str, tmp_path: Path) -> None:
+    manager = PluginManager.load()
+    manager.load_all("models")
+    raw = {key: value for key, value in config().raw.items() if key != missing}
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "llm_config": {missing: 64}}))
+    with pytest.raises(
+        ConfigError, match=r"config\.json: A LlamaFor.* nests the sizes .* in llm_config, as multimodal"
+    ):
+        ModelConfig.from_dir(tmp_path, manager.hook.minisgl_read_config)
+    (tmp_path / "config.json").write_text(json.dumps({**config().raw, "llm_config": {}}))
+    assert ModelConfig.from_dir(tmp_path, manager.hook.minisgl_read_config).vocab_size == config().vocab_size
 
 
 def test_invalid_config_files(tmp_path: Path) -> None:
