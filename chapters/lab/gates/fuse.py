@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minisgl.chapters.lab.grader.gate import Broken, Gate, Invalid, Missing, Student, amount
+from minisgl.chapters.lab.grader.gate import Broken, Gate, Invalid, Missing, Stretch, Student, amount
 from minisgl.chapters.lab.grader.kernel_accesses import Accesses
 from minisgl.chapters.lab.grader.search import search
 from minisgl.chapters.lab.grader.server_gate import facts
@@ -258,6 +258,43 @@ def counted_launches() -> Iterator[list[str]]:
         GridExecutor.__call__ = call
 
 
+# ---- the number to beat -------------------------------------------------------------------------------------------
+
+ENOUGH, TIMES = 0.6, "times the places of tiles of 16 rows and a power of two"
+THREADS = 128
+"""Threads of a program: four warps, as Triton has it. An access of fewer places occupies them all."""
+MOST_PLACES = 16 * 1024
+"""Places of an access for which a program has registers."""
+
+
+def shapes(rng: random.Random) -> list[dict[str, Any]]:
+    """Return the launches of steps with few rows and with many, for rows whose length is no power of two."""
+    rows = [1, rng.randint(3, 7), rng.randint(15, 16), rng.randint(25, 30), rng.randint(36, 42)]
+    dims = [rng.randint(260, 320), rng.randint(520, 640), rng.randint(260, 384), rng.randint(520, 640)]
+    rng.shuffle(dims)
+    return [
+        {"rows": each, "dim": dims[i % len(dims)], "gap": 0, "scale": 0, "dtype": 0, "seed": rng.randrange(1000)}
+        for i, each in enumerate(rows)
+    ]
+
+
+def measure_stretch(student: Student) -> tuple[str, bool]:
+    """Compare the places of `add_norm`, masked or not, with those of whole tiles, on shapes that no file knows."""
+    found = whole = 0
+    for workload in shapes(student.random):
+        accesses = run_kernel(student, workload, with_residual=True)
+        accesses.check_reads()
+        if not all(accesses.reads[address] for address in accesses.x_addresses.ravel().tolist()):
+            return "a kernel that does not read x itself", False
+        sizes = [pointers.size for pointers, _, _ in accesses.log]
+        if max(sizes) > MOST_PLACES:
+            return f"a tile of {max(sizes):,} places, and a program has registers for {MOST_PLACES:,}", False
+        found += sum(max(size, THREADS) for size in sizes)
+        block = 1 << (workload["dim"] - 1).bit_length()
+        whole += -(-workload["rows"] // TILE) * (4 * TILE + 1) * block
+    return f"{found / whole:.2f} {TIMES}", found / whole <= ENOUGH
+
+
 GATES = (
     Gate(
         "norm",
@@ -274,4 +311,11 @@ GATES = (
     Gate("bytes", "each number is read once and written once", count_bytes),
     Gate("model", "tutor computes the same with both kernels", run_model, limit=60.0),
     facts(["after_loading"]),
+)
+STRETCH = Stretch(
+    "A masked place moves no byte, but it takes a register and a thread. A launch of few rows has many masked places, "
+    f"and so has one of rows of 600 numbers. Compute `add_norm` with {ENOUGH:.2f} times the places of the reference, "
+    f"which has 1.00. An access counts for at least {THREADS} places, and a tile has at most {MOST_PLACES:,}. You may "
+    "change `Launcher`. The shapes are new in each run.",
+    measure_stretch,
 )

@@ -23,6 +23,7 @@ class Accesses:
 
     ``others`` are further tensors that are read. Tensors that the code makes in the context may be read and written.
     ``nbytes`` counts the bytes that are read and written. ``poisoned``: a masked place without ``other`` was read.
+    ``log`` has each access, as its pointers and their mask, both as wide as the tile, and whether it was a store.
     """
 
     def __init__(self, x: Tensor, others: dict[str, Tensor | None]):
@@ -32,9 +33,10 @@ class Accesses:
         self.nbytes, self.poisoned = 0, False
         self.finding: Broken | None = None
         self.made: list[Tensor] = []
+        self.log: list[tuple[Any, Any, bool]] = []
         self.back = 0
         self.x_addresses = self.addresses(x)
-        self.known = {a for each in [x, *self.others.values()] for a in self.addresses(each).ravel().tolist()}
+        self.known = np.unique(np.concatenate([self.addresses(each).ravel() for each in (x, *self.others.values())]))
 
     @staticmethod
     def addresses(tensor: Tensor) -> Any:
@@ -53,13 +55,15 @@ class Accesses:
         handle, dtype_of = interpreter.TensorHandle, interpreter._get_np_dtype
 
         def load(builder: Any, ptrs: Any, mask: Any, other: Any, *rest: Any) -> Any:
+            self.log.append((ptrs.data, np.broadcast_to(mask.data, ptrs.data.shape).astype(bool), False))
             inside = self.check(ptrs.data, mask.data, "read")
             dtype = ptrs.get_element_ty()
             if other is None:
                 number = dtype_of(dtype)
-                fill = np.nan if np.issubdtype(number, np.floating) else 0
+                known = ptrs.data.size == 1  # of one place, the interpreter takes ``other=0.0`` for none
+                fill = np.nan if np.issubdtype(number, np.floating) and not known else 0
                 other = handle(np.full(ptrs.data.shape, fill, number), dtype)
-                self.poisoned |= not bool(np.all(mask.data))
+                self.poisoned |= not known and not bool(np.all(mask.data))
             addresses = ptrs.data[inside].tolist()
             self.reads.update(addresses)
             self.back += sum(address in self.written for address in addresses)
@@ -67,6 +71,7 @@ class Accesses:
             return self.kept[0](builder, ptrs, handle(inside, mask.dtype), other, *rest)
 
         def store(builder: Any, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
+            self.log.append((ptrs.data, np.broadcast_to(mask.data, ptrs.data.shape).astype(bool), True))
             inside = self.check(ptrs.data, mask.data, "written")
             addresses = ptrs.data[inside].tolist()
             self.written.update(addresses)
@@ -76,7 +81,7 @@ class Accesses:
         def empty(*args: Any, **kwargs: Any) -> Tensor:
             made: Tensor = self.kept[2](*args, **kwargs)
             self.made.append(made)
-            self.known.update(self.addresses(made).ravel().tolist())
+            self.known = np.union1d(self.known, self.addresses(made).ravel())
             return made
 
         self.builder.create_masked_load, self.builder.create_masked_store, torch.empty = load, store, empty
@@ -92,7 +97,7 @@ class Accesses:
     def check(self, pointers: Any, mask: Any, what: str) -> Any:
         """Return which of the accesses are inside of a tensor. Keep the first one that is not."""
         mask = np.broadcast_to(mask, pointers.shape).astype(bool)  # it may be of integers
-        known = np.isin(pointers, np.fromiter(self.known, np.int64, len(self.known)))
+        known = self.known[np.searchsorted(self.known, pointers).clip(max=len(self.known) - 1)] == pointers
         outside = mask & ~known
         if outside.any() and self.finding is None:
             number = int(outside.sum())

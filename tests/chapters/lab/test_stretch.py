@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from minisgl.chapters.lab.grader.grade import ForkServer
 from minisgl.chapters.lab.skeletons import solution
 
 from .replaced import replaced
+from .test_solutions import can_run, merge
 
 COUNTED = {
     "meter": "33 bytes a token",
@@ -29,6 +31,7 @@ COUNTED = {
     "draft": "1.63 tokens a step, and 267 drafts",
     "int8": "1.06 bytes a number, 2.3 % off",
     "grammar": "112 steps, and 0 drafts",
+    "fuse": "1.00 times the places of tiles of 16 rows and a power of two",
     "window": "1.00 times the tokens that eviction by last use finds",
     "slo": "TTFT p99 1,577 ms, longest gap 33 ms, 3 documents' prompts in the flood, all done after 11.7 s",
 }
@@ -202,7 +205,13 @@ BETTER = {
 """What a better plugin has instead of the reference's code."""
 WHOLE = {file.stem: file for file in (Path(__file__).parent / "better").glob("*.py")}
 WHOLE["shard"] = Path(__file__).parent / "solutions" / "shard" / "right_leaves_sums_to_the_norms.py"
+WHOLE["fuse"] = Path(__file__).parent / "solutions" / "fuse" / "right_two_tiles_for_a_row.py"
 """Better plugins of another structure."""
+
+
+def runnable(names: Iterable[str]) -> list[Any]:
+    """Return the names of labs as parameters. Those whose package does not exist for this system are skipped."""
+    return [pytest.param(name, marks=can_run(name)) for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -235,18 +244,19 @@ def test_task_names_the_number_of_the_reference(name: str) -> None:
     assert number[0] in stretch.says
 
 
-@pytest.mark.parametrize("name", COUNTED)
+@pytest.mark.parametrize("name", runnable(COUNTED))
 def test_reference_has_the_number_and_does_not_beat_it(server: ForkServer, name: str, tmp_path: Path) -> None:
     assert measure(server, name, solution(find(name)), tmp_path) == (COUNTED[name], False)
 
 
 def better(name: str) -> str:
     if name in WHOLE:
-        return WHOLE[name].read_text("utf-8")
+        text = WHOLE[name].read_text("utf-8")
+        return text if "import hookimpl" in text else merge(solution(find(name)), text)
     return replaced(solution(find(name)), BETTER[name])
 
 
-@pytest.mark.parametrize("name", [*BETTER, *WHOLE])
+@pytest.mark.parametrize("name", runnable([*BETTER, *WHOLE]))
 def test_better_plugin_beats_it(server: ForkServer, name: str, tmp_path: Path) -> None:
     counted, beaten = measure(server, name, better(name), tmp_path)
     assert beaten, counted
@@ -286,6 +296,24 @@ def test_other_constants_do_not_beat_draft(server: ForkServer, match: int, most:
         server, "draft", text.replace("max_drafts: int = 8", f"max_drafts: int = {most}"), tmp_path
     )
     assert not beaten and "1.63" not in counted, counted
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("TILE = 16", "TILE = 4", "0."),
+        ("TILE = 16", "TILE = 32", "a tile of 32,768 places"),
+        ("tl.store(total + row * dim + column, stored, mask=is_real)", "pass", "were not written"),
+    ],
+)
+@pytest.mark.parametrize("name", runnable(["fuse"]))
+def test_other_tiles_do_not_beat_fuse(
+    server: ForkServer, name: str, old: str, new: str, said: str, tmp_path: Path
+) -> None:
+    text = solution(find(name))
+    assert text.count(old) == 1
+    counted, beaten = measure(server, name, text.replace(old, new), tmp_path)
+    assert not beaten and said in counted and "1.00" not in counted, counted
 
 
 def test_box_and_reference_page_show_the_task() -> None:
