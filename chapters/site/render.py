@@ -22,17 +22,22 @@ from minisgl.chapters.site.rendered import Unit
 from minisgl.chapters.site.run import ROOT, PageError, PageRunner, prepare
 
 COURSE = ROOT / "docs" / "course.md"
-TIMES = r"\d[\d,.]*(?= ?(?:µs|ms|s|seconds?|tok/s)\b)|\d\.\d+e-\d+"
+UNITS = "µs|ms|s|seconds?|tok/s"
+TIMES = rf"\d[\d,.]*(?= ?(?:{UNITS})\b)|\d\.\d+e-\d+"
 """What is never compared: a number before a unit of time, and a rounding error such as 2.4e-07."""
 _SVG = re.compile(r"<svg\b.*?</svg>", re.DOTALL)
 _LABELS = (r'\baria-label="([^"]*)"', r"<desc[^>]*>(.*?)</desc>", r"<title[^>]*>(.*?)</title>")
 
 
 def mask(text: str, varies: str = "") -> str:
-    """Return ``text`` with all that may differ between two runs replaced by ``#``, and single spaces."""
+    """Return ``text`` with all that may differ between two runs replaced by ``#``, and single spaces.
+
+    A line may be broken before or after a longer time, on a slow machine: such a break counts as a space.
+    """
+    text = re.sub(rf"(?<=\d)\n(?=(?:{UNITS})\b)", " ", text)
     for pattern in (TIMES, varies):
         text = re.sub(pattern, "#", text) if pattern else text
-    return re.sub(r"[ ]+", " ", text)
+    return re.sub(r"[ ]+", " ", re.sub(r"\n(?=#)", " ", text))
 
 
 class Renderer:

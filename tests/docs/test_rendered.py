@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from minisgl.chapters.site.__main__ import course
-from minisgl.chapters.site.render import pages_to_render
+from minisgl.chapters.site.render import mask, pages_to_render
 from minisgl.chapters.site.rendered import units
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,3 +62,16 @@ def test_shown_blocks_need_no_hidden_block(page: str) -> None:
         names |= bound(tree)
         used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         assert used <= names, f"line {unit.block.line} uses {sorted(used - names)}, which no shown block defines"
+
+
+def test_a_longer_time_may_break_its_line() -> None:
+    """The output of a slow machine is that of the page, wherever its line is broken before or after a time."""
+    lines = (
+        "first token after 120 ms, at 779 tok/s)",
+        "after 1169 ms, at 104\ntok/s)",
+        "after 1169 ms, at\n104 tok/s)",
+    )
+    short, *broken = (f"(204 tokens, first token {line.removeprefix('first token ')}\n# end" for line in lines)
+    for varies in ("", r"\d+ tok/s"):
+        assert {mask(text, varies) for text in (short, *broken)} == {mask(short, varies)}
+        assert mask(short.replace("204", "205"), varies) != mask(short, varies)
