@@ -11,13 +11,12 @@ import difflib
 import functools
 import logging
 import os
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from minisgl.config import ConfigError
 from minisgl.models.shipped import shipped, weights_dir
-from minisgl.plugin_manager.discovery import exists
+from minisgl.plugin_manager.discovery import exists, import_module
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.utils.json_file import read_json, read_json_if_present
 
@@ -25,10 +24,10 @@ __all__ = ["named_models", "resolve_model", "some", "warn_of_same_name", "weight
 
 log = logging.getLogger(__name__)
 
-NOT_WEIGHTS = ("consolidated*.safetensors", "adapter_*.safetensors", "value_head*.safetensors")
-"""Patterns of files beside the weights: Mistral's own format, adapters (LoRA), and value heads of reward models."""
 HUB = "minisgl.plugins.sources.hub"
 """The plugin that finds the models of the Hugging Face hub."""
+UNLISTED = "minisgl.plugins.sources.unlisted"
+"""The plugin that chooses among files that no index lists."""
 
 
 def named_models() -> dict[str, Path]:
@@ -88,26 +87,12 @@ def warn_of_same_name(name: str) -> None:
         log.warning("model=%s is the model that ships with minisgl. model=./%s is the directory.", name, name)
 
 
-_SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)\.safetensors")
-_CONVERT = (
-    "Convert them: AutoModelForCausalLM.from_pretrained({path!r}).save_pretrained({path!r}) of transformers writes "
-    "safetensors files"
-)
-_OTHER_FORMATS = {
-    "pytorch_model*.bin": _CONVERT,
-    "*.gguf": _CONVERT.replace("{path!r})", "{path!r}, gguf_file=…)", 1),
-    "*.pth": "Convert them with transformers' script for this model",
-    "consolidated*.safetensors": "These are in Mistral's own format. Download the repository's model*.safetensors",
-    "adapter_*": "An adapter is no whole model. Merge it into its base model (merge_and_unload of PEFT), and save that",
-}
-
-
 def weight_files(path: Path) -> dict[Path, frozenset[str] | None]:
     """Return each file to load with the tensors that an index lists for it, or None without an index.
 
     The first of these that exists is chosen, as in transformers: the file or index that ``transformers_weights`` of
-    config.json names; ``model.safetensors``; ``model.safetensors.index.json``. If there is none of these, all
-    safetensors files are chosen except `NOT_WEIGHTS`. Raises `ConfigError` if a file is missing or there is none.
+    config.json names; ``model.safetensors``; ``model.safetensors.index.json``. If there is none of these,
+    `minisgl.plugins.sources.unlisted` chooses. Raises `ConfigError` if a file is missing or there is none.
     """
     if not path.is_dir():
         raise ConfigError(
@@ -130,7 +115,9 @@ def weight_files(path: Path) -> dict[Path, frozenset[str] | None]:
         return {single: None}
     if index.is_file():
         return _indexed(index)
-    return dict.fromkeys(_unlisted(path))
+    if exists(UNLISTED):
+        return dict.fromkeys(import_module(UNLISTED, UNLISTED).unlisted(path))
+    raise ConfigError(f"{path} has neither model.safetensors nor {index.name}. Other files need {UNLISTED}.")
 
 
 def some(names: Iterable[str], max_names: int = 5) -> str:
@@ -154,27 +141,3 @@ def _indexed(index: Path) -> dict[Path, frozenset[str] | None]:
     if not listed:
         raise ConfigError(f"{index} lists no tensor: download it again.")
     return {file: frozenset(names) for file, names in listed.items()}
-
-
-def _unlisted(path: Path) -> list[Path]:
-    """Return the safetensors files of a directory that has neither ``model.safetensors`` nor its index."""
-    files = [file for file in sorted(path.glob("*.safetensors")) if not any(map(file.match, NOT_WEIGHTS))]
-    broken = [file.name for file in files if not file.is_file()]
-    if broken:
-        raise ConfigError(f"{path} has links to files that do not exist: {some(broken)}. Download the model again.")
-    parts = [found for file in files if (found := _SHARD.fullmatch(file.name))]
-    for stem, total in {(found[1], found[3]) for found in parts}:
-        here = {int(found[2]) for found in parts if (found[1], found[3]) == (stem, total)}
-        missing = set(range(1, int(total) + 1)) - here
-        if missing:
-            names = [f"{stem}-{number:0{len(total)}}-of-{total}.safetensors" for number in missing]
-            raise ConfigError(f"{path} has a part of a set of files: it lacks {some(names)}.")
-    if files:
-        return files
-    for pattern, advice in _OTHER_FORMATS.items():
-        if others := [file.name for file in path.glob(pattern)]:
-            raise ConfigError(
-                f"{path} has no *.safetensors file with the model's weights, only {some(others)}. "
-                f"{advice.format(path=str(path))}."
-            )
-    raise ConfigError(f"{path} has no *.safetensors file. Download the weights, or use load_format=dummy.")

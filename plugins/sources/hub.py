@@ -10,7 +10,8 @@ from pathlib import Path
 
 from minisgl.config import ConfigError
 from minisgl.hooks import hookimpl
-from minisgl.models.resolve import NOT_WEIGHTS, weight_files
+from minisgl.models.resolve import weight_files
+from minisgl.plugins.sources.unlisted import NOT_WEIGHTS
 
 PATTERNS = [
     "*.safetensors",

@@ -17,7 +17,7 @@ from minisgl.config import Config, ConfigError
 from minisgl.distributed import Communicator
 from minisgl.engine import setup
 from minisgl.layers import Context
-from minisgl.models.resolve import resolve_model
+from minisgl.models.resolve import resolve_model, weight_files
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.oracle import Oracle
@@ -189,6 +189,17 @@ def test_all_shards_without_an_index(models: Path, tmp_path: Path, manager: Plug
     link(tmp_path, models / "sharded", "config.json", "model-*")
     CONSOLIDATED(tmp_path, models)
     assert torch.equal(logits(tmp_path, manager), logits(models / "sharded", manager))
+
+
+def test_shards_without_an_index_and_without_the_plugin(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without ``plugins/sources``, a file or an index is found, and other files are refused."""
+    monkeypatch.setattr("minisgl.models.resolve.exists", lambda name: False)
+    assert list(weight_files(models / "single")) == [models / "single" / SINGLE]
+    assert len(weight_files(models / "sharded")) > 1
+    with pytest.raises(
+        ConfigError, match=r"neither model\.safetensors nor .*index\.json\. .*plugins\.sources\.unlisted"
+    ):
+        weight_files(models)
 
 
 def test_transformers_weights_stays_inside(models: Path, tmp_path: Path, manager: PluginManager) -> None:
