@@ -1,5 +1,7 @@
 """Checks of KV groups: no running request keeps pages behind its window, and none has lost a page of its window.
 
+A request reads its window, and a next turn may read the window before the last page border. Both are kept.
+
 `SimEngine` checks that each row reads exactly its window. It sees no owners. So it finds a page that was freed too
 early only when another request has written it, and a page that is kept too long not at all. `WindowDrive` asks the page
 allocator, and knows nothing of the plugin's records but the page table.
@@ -20,7 +22,7 @@ __all__ = ["WindowDrive", "group", "random_groups"]
 
 def group(window: int, page_size: int, chunk: int) -> KVGroup:
     """Return the group of layers with a window, for chunks of at most ``chunk`` tokens. ``window`` -1: no window."""
-    return KVGroup() if window < 0 else KVGroup(window, -(-(window - 1 + chunk) // page_size) + 1)
+    return KVGroup() if window < 0 else KVGroup(window, -(-(window - 1) // page_size) - (-chunk // page_size) + 1)
 
 
 def random_groups(random: Random, page_size: int, chunk: int) -> tuple[KVGroup, ...]:
@@ -52,8 +54,8 @@ class WindowDrive(Drive):
                 pages = self._read_pages(row, computed, number, kv_group.window)
                 own, cached = owner[pages] == req.uid, (owner[pages] == CACHE) & (users[pages] > 0)
                 assert (own | cached).all(), (
-                    f"page {pages[~(own | cached)][0]} of KV group {number}, which the next row of request {req.uid} "
-                    "reads, was freed too early"
+                    f"page {pages[~(own | cached)][0]} of KV group {number}, which the next row or the next turn of "
+                    f"request {req.uid} reads, was freed too early"
                 )
                 assert len(np.unique(pages)) == len(pages), f"a page is twice in the window of request {req.uid}"
                 held += int(cached.sum())
@@ -66,13 +68,14 @@ class WindowDrive(Drive):
             )
         if self.engine.unread == 0:
             assert int(users.sum()) == locked, (
-                f"the cache's pages have {int(users.sum())} users; the next rows of all requests read {locked} of them"
+                f"the cache's pages have {int(users.sum())} users; all requests read {locked} of them"
             )
 
     def _read_pages(self, row: int, computed: int, number: int, window: int) -> I32:
-        """Return the pages of a group that hold what a query at position ``computed`` reads before itself."""
+        """Return the pages of a group that hold what queries at position ``computed`` or at the last border read."""
         size, first = self.spec.page_size, number * self.spec.num_columns
-        begin = 0 if window < 0 else max(computed - window + 1, 0) // size
+        border = next(at for at in range(computed, -1, -1) if at % size == 0)
+        begin = 0 if window < 0 else max(border - window + 1, 0) // size
         table = self.scheduler.request_table.page_table
         pages: I32 = table[row, first + begin : first - (-computed // size)]
         return pages

@@ -12,6 +12,7 @@ import numpy as np
 
 from minisgl.core import I32, EngineSpec, Req
 from minisgl.kvcache import Key, MatchResult
+from minisgl.plugins.cache import groups
 from minisgl.plugins.cache.grouped.table import GroupTable
 from minisgl.plugins.cache.grouped.tree import Path
 from minisgl.plugins.cache.groups import GroupCacheManager, GroupedCache
@@ -81,6 +82,16 @@ def window_one_too_short() -> Bug:
 def page_kept_late() -> Bug:
     """Patch the manager: pages become free two pages of tokens after the window has left them."""
     return _windows_moved(-8)
+
+
+def border_forgotten() -> Bug:
+    """Patch the manager: it frees what the last query of a page does not read, but one at its border does."""
+    real = groups.first_columns
+
+    def first(positions: I32, windows: I32, page_size: int) -> I32:
+        return real(positions + np.int32(page_size - 1), windows, page_size)
+
+    return patch.object(groups, "first_columns", first)
 
 
 def never_freed() -> Bug:
@@ -245,18 +256,19 @@ CROWDED = [job(uid, 24 + uid, 10, first=9 * uid, arrive=uid) for uid in range(1,
 
 PLANTED_WINDOWS: dict[str, PlantedWindow] = {
     "a window freed one page early": PlantedWindow(page_freed_early, LONG, 60, "freed too early"),
-    "a window one position too short": PlantedWindow(window_one_too_short, LONG, 60, "page-shared"),
+    "a window one position too short": PlantedWindow(window_one_too_short, LONG, 60, "freed too early"),
+    "a window freed at the end of each page": PlantedWindow(border_forgotten, LONG, 60, "freed too early"),
     "a window freed two pages late": PlantedWindow(page_kept_late, LONG, 60, "keeps"),
     "a window that is masked only": PlantedWindow(never_freed, LONG, 60, "keeps"),
-    "cached pages unlocked while a step reads them": PlantedWindow(unlocked_in_flight, CROWDED, 29, "page-in-flight"),
+    "cached pages unlocked while a step reads them": PlantedWindow(unlocked_in_flight, CROWDED, 31, "page-in-flight"),
     "cached pages behind a window that stay locked": PlantedWindow(never_unlocked, LONG, 60, "users"),
     "a hit without the window's pages": PlantedWindow(hit_without_window, SHARED, 30, "freed too early"),
-    "a hit with one page of the window too few": PlantedWindow(hit_one_page_short, SHARED, 30, "table-missing"),
+    "a hit with one page of the window too few": PlantedWindow(hit_one_page_short, SHARED, 30, "freed too early"),
     "pages in the columns of another group": PlantedWindow(groups_mixed_up, LONG, 60, "table-missing"),
     "a hit with the pages of another group": PlantedWindow(
         groups_exchanged_at_hit, SHARED, 90, "kv-content", windows=(-1, 6, 6)
     ),
-    "no promise for later chunks": PlantedWindow(no_promise, CROWDED, 37, "pages requested"),
+    "no promise for later chunks": PlantedWindow(no_promise, CROWDED, 24, "pages requested"),
     "window pages cached without room for others": PlantedWindow(
         cached_without_room, CROWDED, 15, "cannot hold the only running request", (6, 6, 6)
     ),
@@ -265,7 +277,7 @@ PLANTED_WINDOWS: dict[str, PlantedWindow] = {
         cached_page_as_spare, LONG, 60, "cannot transfer to the cache page"
     ),
     "locks that outlive the request": PlantedWindow(end_keeps_locks, SHARED, 60, "are locked"),
-    "a page of the window that is filled again": PlantedWindow(spare_reused_too_soon, LONG, 60, "page-shared"),
+    "a page of the window that is filled again": PlantedWindow(spare_reused_too_soon, LONG, 60, "twice in the window"),
 }
 """Description of each bug → the bug and its workload."""
 

@@ -122,6 +122,16 @@ def test_hit_ends_where_all_groups_have_their_pages() -> None:
     assert shared.report.finished[3].cached_tokens == 0  # the group without a window alone is no prefix
 
 
+def test_next_turn_finds_all_whole_pages() -> None:
+    """Wherever in a page the request ends: what a query at the last page border reads is kept until then."""
+    for tokens in range(16, 20):
+        turns = drive((-1, 8, 5))
+        turns.run([job(1, 40, tokens)])
+        turns.run([Job(2, [*job(1, 40).prompt, *turns.report.tokens[1], 1, 2], SamplingParams(max_tokens=1))])
+        computed = 40 + tokens - 1  # not the last token
+        assert turns.report.finished[2].cached_tokens == computed // 4 * 4
+
+
 def test_long_hit_of_windows_fits_into_an_idle_pool() -> None:
     """The columns behind the windows, which need no page, are not counted where requests are retracted."""
     hit = drive((-1, 8, 8, 8), num_pages=60)

@@ -296,14 +296,14 @@ def count_pages(student: Student) -> str:
     windows, size, chunk = [-1, 32, 32, 32, 32, 32], 4, 16
     spec = spec_of(windows, size, chunk, num_pages=1000, max_seq_len=1200)
     cache = build(student, spec)
-    params = SamplingParams(max_tokens=58, temperature=0.0, ignore_eos=True)
+    params = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)  # 859 positions: 3 after a border
     first = Job(1, [7 * i % 40_000 for i in range(800)], params)
     drive = serve(cache, spec, [first], chunk, True)
-    most = drive.spec.pages_of(-(-858 // size))
+    most = drive.spec.pages_of(-(-860 // size))
     turn = [*first.prompt, *drive.report.tokens[1], 1, 2, 3]
     drive.run([Job(2, turn, params)])
     cached = drive.report.finished[2].cached_tokens
-    least = 857 // size * size  # the KV of the last token was never computed
+    least = 859 // size * size  # the KV of the last token was never computed
     if cached < least:
         promise = (
             "The next turn of a conversation finds its whole pages, although the pages behind windows may be gone."
@@ -311,7 +311,7 @@ def count_pages(student: Student) -> str:
         seen = f"The second turn has {len(turn)} tokens, and {cached} were found; expected at least {least}."
         raise Broken("short", promise, seen)
     found = f"its next turn finds {cached} of {len(turn)} tokens"
-    return f"a request of 858 tokens needs {most} pages instead of {6 * 215}, and {found}"
+    return f"a request of 860 tokens needs {most} pages instead of {6 * 215}, and {found}"
 
 
 # ---- the number to beat -------------------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ GATES = (
     ),
     Gate(
         "behind",
-        "each step gives up exactly the pages that no later query reads",
+        "each step gives up exactly the pages that no later query and no next turn reads",
         search(make_schedule, run_schedule, tries=120, at_least=10, seconds=2.0, show=show_schedule),
         part="window.behind",
         needs=("reads", "match"),

@@ -18,7 +18,7 @@ from minisgl.testing.kv_groups import WindowDrive
 
 __all__ = ["Watch"]
 
-PROMISE = "A step gives up exactly the pages that no later query of its rows reads."
+PROMISE = "A step gives up exactly the pages that no later query of its rows, and no next turn, reads."
 
 
 class Watch:
@@ -53,10 +53,9 @@ class Watch:
         uid = None if row is None else int(table.uid[row])
         raise Broken(cause, PROMISE, seen, step=self.manager.last_launched_step, request=uid, page=page)
 
-    def first(self, row: int, number: int) -> int:
-        """Return the first column that the next query of a row reads in a group."""
-        table, window = self.manager.request_table, self.manager.spec.groups[number].window
-        position = int(table.num_computed_tokens[row])
+    def first(self, position: int, number: int) -> int:
+        """Return the first column that a query at a position reads in a group."""
+        window = self.manager.spec.groups[number].window
         return 0 if window < 0 else max(position - window + 1, 0) // int(self.manager.spec.page_size)
 
     def check_firsts(self, rows: I32, before: dict[str, Any]) -> None:
@@ -70,15 +69,19 @@ class Watch:
         for row in sorted(in_step):
             for number in np.flatnonzero(table.windows >= 0).tolist():
                 was, now = int(before["firsts"][row, number]), int(table.firsts[row, number])
-                right, window = max(self.first(row, number), was), int(table.windows[number])
+                position, size = int(table.num_computed_tokens[row]), int(self.manager.spec.page_size)
+                border, window = position - position % size, int(table.windows[number])
+                right = max(self.first(border, number), was)
                 self.moved |= now != was
                 if now == right:
                     continue
-                seen = f"The next query of row {row} is at position {int(table.num_computed_tokens[row])}. With the "
-                seen += f"window {window} and pages of {self.manager.spec.page_size}, it reads from column {right} on. "
-                seen += f"`firsts` is {now} after the call, and was {was}."
+                seen = f"The next query of row {row} is at position {position}, or, in a next turn, at the border "
+                seen += (
+                    f"{border}. With the window {window} and pages of {size}, the first column that one of them reads "
+                )
+                seen += f"is {right}. `firsts` is {now} after the call, and was {was}."
                 if now > right:
-                    self.fail("early", seen, row)
+                    self.fail("border" if now == self.first(position, number) else "early", seen, row)
                 step, uid = self.manager.last_launched_step, int(table.uid[row])
                 self.late = self.late or Broken("late", PROMISE, seen, step=step, request=uid)
 

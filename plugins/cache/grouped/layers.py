@@ -35,5 +35,8 @@ def slotted(groups: Sequence[Sequence[LayerSpec]]) -> dict[int, tuple[int, Layer
 
 
 def kv_group(window: int, page_size: int, max_tokens: int) -> KVGroup:
-    """Return the group of layers with this window, in an engine whose prefill chunks have at most ``max_tokens``."""
-    return KVGroup() if window < 0 else KVGroup(window, -(-(window - 1 + max_tokens) // page_size) + 1)
+    """Return the group of layers with this window, in an engine whose prefill chunks have at most ``max_tokens``.
+
+    A request has the pages of the window before the last page border, and those that a chunk writes from there on.
+    """
+    return KVGroup() if window < 0 else KVGroup(window, -(-(window - 1) // page_size) - (-max_tokens // page_size) + 1)

@@ -5,10 +5,10 @@ What differs from the core's manager:
 - A group without a window gets the pages of a whole prompt at admission. A group with a window gets them chunk by
   chunk. Until then the request has a *promise*: free or evictable pages that no other request gets. So a prompt that
   was admitted never waits for pages (promise 5).
-- When a step is launched, the columns that no later query reads are cleared. A page of the cache becomes unlocked when
-  the result of the step has been read. A page of the request becomes its *spare*, which is the next one that the
-  request fills: steps take effect in their order, so no result has to be read first. Spares that it can't fill soon are
-  retired.
+- When a step is launched, the columns that no later query reads are cleared. What a next turn of the conversation
+  reads, which begins at the last page border, stays. A page of the cache becomes unlocked when the result of the step
+  has been read. A page of the request becomes its *spare*, which is the next one that the request fills: steps take
+  effect in their order, so no result has to be read first. Spares that it can't fill soon are retired.
 - Pages that hold the same KV as a page of the cache are not replaced by it.
 """
 
@@ -177,7 +177,7 @@ class GroupManager(CacheManager, ABC):
 
     @abstractmethod
     def clear_behind(self, rows: I32) -> None:
-        """Clear the columns of windows that no query after the launched step reads. ``rows`` are those of the step."""
+        """Clear the columns of windows that nothing after the launched step reads. ``rows`` are those of the step."""
 
     def unlock_later(self, pages: Sequence[int]) -> None:
         """Unlock pages of the cache when the result of the launched step has been read: until then it reads them."""

@@ -29,8 +29,9 @@ class MyManager:
     def clear_behind(self, rows):
         table = self.request_table
         for row in rows.tolist():
-            position = np.array([table.num_computed_tokens[row]], np.int32)
-            for group, first in enumerate(first_columns(position, table.windows, self.spec.page_size)[0].tolist()):
+            computed = int(table.num_computed_tokens[row])
+            border = np.array([computed - computed % self.spec.page_size], np.int32)
+            for group, first in enumerate(first_columns(border, table.windows, self.spec.page_size)[0].tolist()):
                 for column in range(int(table.firsts[row, group]), first):
                     page = int(table.tables[row, group, column])
                     table.firsts[row, group] = column + 1
