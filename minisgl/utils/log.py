@@ -6,13 +6,17 @@ program that uses ``LLM`` configures logging itself.
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import sys
-from datetime import UTC, datetime
+from datetime import datetime
+
+from minisgl.config import ConfigError
+from minisgl.plugin_manager.discovery import exists, import_module
 
 __all__ = ["setup_logging"]
+
+JSON_LINES = "minisgl.plugins.observer.json_lines"
+"""The plugin that formats the lines of ``log_format=json``."""
 
 
 def is_logged(times: int) -> bool:
@@ -20,7 +24,7 @@ def is_logged(times: int) -> bool:
     return times & (times - 1) == 0
 
 
-class _Named(logging.Formatter):
+class NamedFormatter(logging.Formatter):
     """A formatter that knows the process: ``name`` is its role, such as ``api`` or ``scheduler-0``."""
 
     def __init__(self, name: str):
@@ -28,7 +32,7 @@ class _Named(logging.Formatter):
         self.name = name
 
 
-class TextFormatter(_Named):
+class TextFormatter(NamedFormatter):
     """``2026-11-22 11:05:01.123 INFO scheduler minisgl.engine.engine: message name=value``.
 
     The names and values are the fields of a record that was logged with ``extra={"fields": {…}}``, without those in
@@ -47,38 +51,18 @@ class TextFormatter(_Named):
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 
-class JsonFormatter(_Named):
-    """One JSON object a line: ``time`` (UTC, ISO 8601), ``level``, ``process``, ``pid``, ``logger``, ``message``.
-
-    A record with an exception has ``exception`` too, the traceback as text. The fields of a record that was logged with
-    ``extra={"fields": {…}}`` are added.
-    """
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the object as one line."""
-        entry = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "process": self.name,
-            "pid": os.getpid(),
-            "logger": record.name,
-            "message": record.getMessage(),
-            **getattr(record, "fields", {}),
-        }
-        if record.exc_info:
-            entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False)
-
-
 def setup_logging(level: str, style: str, process: str) -> None:
     """Send the log of this process to standard error.
 
     ``level`` and ``style`` are the options ``log_level`` and ``log_format``; each line names ``process``.
     minisgl and its HTTP server log at ``level``; other libraries log warnings and errors only. A call replaces all
-    handlers of the root logger.
+    handlers of the root logger. Raise `ConfigError` for JSON lines without `JSON_LINES`.
     """
+    if style == "json" and not exists(JSON_LINES):
+        raise ConfigError("log_format=json needs the plugin plugins/observer/json_lines, which is missing.")
+    formats = import_module(JSON_LINES, "log_format=json").JsonFormatter if style == "json" else TextFormatter
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter(process) if style == "json" else TextFormatter(process))
+    handler.setFormatter(formats(process))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     number = logging.getLevelNamesMapping()[level.upper()]

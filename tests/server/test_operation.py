@@ -17,8 +17,9 @@ from minisgl.config import Config, ConfigError
 from minisgl.plugins.http import HttpConfig
 from minisgl.plugins.http.connections import uvicorn_options
 from minisgl.plugins.http.timeout import Timeout
+from minisgl.plugins.observer.json_lines import JsonFormatter
 from minisgl.server.request_record import RequestMiddleware, RequestRecord, Stream, request_id
-from minisgl.utils.log import JsonFormatter, TextFormatter
+from minisgl.utils.log import TextFormatter
 
 RunApp = Callable[..., None]
 BODY = {"prompt": [5, 6, 7], "max_tokens": 2}

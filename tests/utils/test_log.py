@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
 
 import pytest
+
+from minisgl.config import ConfigError
+from minisgl.utils.log import setup_logging
 
 CODE = """
 import logging, sys, warnings
@@ -51,3 +55,12 @@ def test_text_lines() -> None:
 @pytest.mark.parametrize(("level", "first"), [("debug", "pages: 7"), ("info", "ready"), ("error", "failed")])
 def test_levels(level: str, first: str) -> None:
     assert json.loads(lines(level, "json")[0])["message"] == first
+
+
+def test_json_lines_without_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The handlers stay as they are."""
+    monkeypatch.setattr("minisgl.utils.log.exists", lambda name: False)
+    handlers = list(logging.getLogger().handlers)
+    with pytest.raises(ConfigError, match="plugins/observer/json_lines, which is missing"):
+        setup_logging("info", "json", "scheduler")
+    assert logging.getLogger().handlers == handlers
