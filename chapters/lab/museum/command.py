@@ -119,6 +119,13 @@ def _show(piece: Piece, folder: Folder, options: argparse.Namespace) -> int:
     if "broken" in found:
         print(f"The plugin could not be run: {found['broken']}")
         return 1
+    if piece.group == "kernels":
+        print(
+            f"It made {found['launches']} launches.\nWhat users saw: {found['symptom']}\n"
+            f"wrote {trace}: every access of each launch"
+        )
+        _print_next(piece, options, f"{shlex.quote(str(trace))}    a line for each access; a launch is a step")
+        return 0
     uid, waited = found["longest"]
     print(
         f"It served {amount(found['requests'], 'request')} in {amount(found['steps'], 'step')}, "
@@ -126,15 +133,20 @@ def _show(piece: Piece, folder: Folder, options: argparse.Namespace) -> int:
         f"The longest wait for a first token: request {uid}, {amount(waited, 'turn')} of the scheduler's loop.\n"
         f"wrote {trace}: every step of this run"
     )
+    look = f"python -m minisgl.trace {shlex.quote(str(trace))}"
+    more = f"{look} --html look.html    the run, step by step"
+    _print_next(piece, options, f"{look}    the summary, and the trace checker\n         {more}")
+    return 0
+
+
+def _print_next(piece: Piece, options: argparse.Namespace, look: str) -> None:
     where = "" if options.dir == "." else f" --dir {shlex.quote(options.dir)}"
     print(
-        f"\nLook:    python -m minisgl.trace {shlex.quote(str(trace))}    the summary, and the trace checker\n"
-        f"         python -m minisgl.trace {shlex.quote(str(trace))} --html look.html    the run, step by step\n"
+        f"\nLook:    {look}\n"
         f"Answer:  python -m minisgl.lab break {piece.name}{where} --answer promise=N step=M\n"
         f"Mend:    change {piece.file}, then: python -m minisgl.lab break {piece.name}{where} --grade\n"
         f"The promises are listed in docs/architecture.md. Must stay: {piece.counted}."
     )
-    return 0
 
 
 def _answer(piece: Piece, folder: Folder, words: list[str]) -> int:
@@ -196,9 +208,11 @@ def grade_mended(piece: Piece, path: Path, seed: int, **more: Any) -> str | None
 def compare(piece: Piece, mine: dict[str, Any], right: dict[str, Any]) -> str | None:
     """Return what a file does less of than the piece's base, or None. The counts are those of `runs.play`."""
     units = {"computed": "prompt tokens were computed", "steps": "steps were needed",
-             "waited": "turns were spent waiting for first tokens"}  # fmt: skip
+             "waited": "turns were spent waiting for first tokens", "moved": "bytes were moved"}  # fmt: skip
     for where, text in (("own", "the workload of the piece"), ("random", "the random schedules")):
         for count, unit in units.items():
+            if count not in right[where]:
+                continue
             most = right[where][count] * (1 + piece.slack) + 2
             if mine[where][count] > most:
                 return (

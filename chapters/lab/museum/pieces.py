@@ -31,7 +31,8 @@ class Piece:
     """One fault.
 
     - ``lab``: the lab after which a student can mend it.
-    - ``group``: the plugin's group, ``cache`` or ``scheduler``. ``base``: the module of ``bases`` without the fault.
+    - ``group``: the plugin's group: ``cache``, ``scheduler`` or ``kernels``.
+    - ``base``: the module of ``bases`` without the fault.
     - ``says``: the piece in one line. ``story``: what users saw. ``explanation``: printed after a right answer.
     - ``changes``: (right lines, faulty lines), each once in the base.
     - ``answers``: promise → the first step of the piece's workload in which it is broken. The first promise is the one
@@ -40,7 +41,7 @@ class Piece:
     - ``blocked``: modules that a mended file may not import.
     - ``counted``: what a mended file must still do, in words. ``slack``: by which share it may compute more prompt
       tokens, or need more steps, than the base.
-    - ``workload``: the sizes of the engine and the requests: see `minisgl.chapters.lab.museum.runs`.
+    - ``workload``: the sizes of the engine and the requests: see `minisgl.chapters.lab.museum.runs`, or `launches`.
     """
 
     name: str

@@ -205,6 +205,11 @@ def play(piece: Piece, file: Path, seed: int, numbers: Sequence[int]) -> dict[st
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     """Answer one request: ``show`` a piece's plugin, or ``play`` a mended one."""
     piece, file = find_piece(request["piece"]), Path(request["file"])
+    if piece.group == "kernels":
+        from minisgl.chapters.lab.museum import launches  # it imports torch
+    if request["do"] == "show" and piece.group == "kernels":
+        shown: dict[str, Any] = launches.show_launches(piece, file, Path(request["trace"]))
+        return shown
     if request["do"] == "show":
         report, error = run(piece, file, Path(request["trace"]))
         waits = waits_of(Path(request["trace"]), report)
@@ -216,7 +221,11 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
         if gone is not None:
             return {"broken": f"The file has no `{gone}` any more, so it is not this piece."}
         sys.meta_path.insert(0, ImportGuard(file, piece.forbidden))
-    return play(piece, file, request["seed"], range(1, request.get("schedules", SCHEDULES) + 1))
+    numbers = range(1, request.get("schedules", SCHEDULES) + 1)
+    if piece.group == "kernels":
+        played: dict[str, Any] = launches.play_launches(piece, file, request["seed"], numbers)
+        return played
+    return play(piece, file, request["seed"], numbers)
 
 
 def main() -> None:

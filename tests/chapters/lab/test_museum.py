@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,12 @@ from minisgl.trace.check import Checker
 from minisgl.trace.read import read
 from minisgl.trace.violation import Violation
 
-EVERY = [pytest.param(piece, id=piece.name) for piece in pieces()]
+from .test_solutions import can_run
+
+EVERY = [pytest.param(piece, id=piece.name) for piece in pieces() if piece.group != "kernels"]
+KERNELS = [
+    pytest.param(piece, id=piece.name, marks=can_run(piece.lab)) for piece in pieces() if piece.group == "kernels"
+]
 SCHEDULES = range(1, 4)
 
 DOES_NOTHING = {
@@ -148,7 +155,7 @@ def test_other_mends_are_right_too(name: str, tmp_path: Path) -> None:
     assert command.compare(piece, dict(got), dict(base_counts(name))) is None
 
 
-@pytest.mark.parametrize("piece", EVERY)
+@pytest.mark.parametrize("piece", [*EVERY, *KERNELS])
 def test_the_file_gives_nothing_away(piece: Piece) -> None:
     """The plugin says nothing of a fault. Each piece has a story, public sources and a lab that it goes with."""
     assert re.search(r"\b(bug|fault|wrong|broken|planted|promise)", piece.faulty(), re.IGNORECASE) is None
@@ -156,6 +163,42 @@ def test_the_file_gives_nothing_away(piece: Piece) -> None:
     assert len(piece.story) > 150 and len(piece.explanation) > 100
     assert piece.lab in [lab.lab for lab in labs()]
     compile(piece.faulty(), piece.file, "exec")
+
+
+@pytest.mark.parametrize("piece", KERNELS)
+def test_a_kernel_with_the_fault_and_without(piece: Piece, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A student runs the piece, and finds the launch whose accesses have too many numbers."""
+    where, path = ["--dir", str(tmp_path)], tmp_path / piece.file
+    assert main(["break", piece.name, *where]) == 0
+    said = capsys.readouterr().out
+    assert piece.sources[0].url in said and "another result than it gets alone" in said and "promise 8" not in said
+    lines = [json.loads(line) for line in (tmp_path / piece.trace).read_text().splitlines()]
+    wrong = [line["step"] for line in lines if line["numbers"] > line["dim"]]
+    assert piece.answers == {8: min(wrong)} and path.read_text() == piece.faulty()
+    assert main(["break", piece.name, *where, "--answer", "promise=8", f"step={min(wrong)}"]) == 0
+    assert "multiple of four" in capsys.readouterr().out
+
+    torch_only = "return out.copy_(rows * (rows.square().mean(1, keepdim=True) + eps).rsqrt() * weight).view(x.shape)"
+    assert piece.mended().count("return out.view(x.shape)") == piece.mended().count("if len(rows):") == 1
+    lazy = piece.mended().replace("if len(rows):", "if False:").replace("return out.view(x.shape)", torch_only)
+    for name, text in (("faulty", piece.faulty()), ("right", piece.mended()), ("lazy", lazy)):
+        (tmp_path / f"{name}.py").write_text(text)
+    code = f"""
+import json
+from pathlib import Path
+from minisgl.chapters.lab.museum import runs
+for name in ("faulty", "right", "lazy"):
+    request = {{"do": "play", "piece": "{piece.name}", "file": f"{tmp_path}/{{name}}.py", "seed": 1, "schedules": 8}}
+    print(json.dumps(runs.answer(request)))
+"""
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    faulty, right, nothing = map(json.loads, out.splitlines())
+    assert f"promise 8 is still broken in step {min(wrong)}" in faulty["broken"]
+    assert right["own"]["moved"] > 0 and right["random"]["moved"] > 0
+    assert command.compare(piece, right, right) is None
+    more = {where: {"moved": counts["moved"] * 2} for where, counts in right.items()}
+    assert "bytes were moved" in str(command.compare(piece, more, right))
+    assert "were not written" in nothing["broken"]
 
 
 def test_an_answer_is_not_given_away() -> None:
@@ -185,7 +228,7 @@ def test_from_the_list_to_the_card(
         assert main(["break", *words, *where]) == status
         return capsys.readouterr().out
 
-    assert said().count("not seen yet") == len(pieces()) >= 12
+    assert said().count("not seen yet") == len(pieces()) >= 13
     text = said("collision")
     assert (tmp_path / piece.file).read_text() == piece.faulty() and piece.sources[0].url in text
     assert "another answer than it gets alone" in text and "promise 8" not in text
@@ -201,11 +244,11 @@ def test_from_the_list_to_the_card(
     assert "Mended: " in said("collision", "--grade", "--seed", "1")
     assert "named, mended\n" in said()
     assert main(["status", *where]) == 0
-    assert "1 of 12 museum pieces mended, 1 named" in capsys.readouterr().out
+    assert "1 of 13 museum pieces mended, 1 named" in capsys.readouterr().out
     monkeypatch.setattr("minisgl.chapters.lab.mine.commands.measure_stretch", lambda *args: "")
     assert main(["card", *where]) == 0
     for name in ("my_engine.svg", "my_engine.html"):
-        assert "1 of 12 museum pieces mended, 1 named" in (tmp_path / name).read_text()
+        assert "1 of 13 museum pieces mended, 1 named" in (tmp_path / name).read_text()
     (tmp_path / piece.file).write_text(piece.faulty())
     assert "named, mended, but changed since" in said()
 
