@@ -32,7 +32,7 @@ Plugins with these hooks still work, with a warning."""
 ADDED_METHODS = MappingProxyType(
     {
         "attention": (("attend", "norm_rope_store", "group_layers"), "minisgl.attention", "AttentionBackend"),
-        "graph": (("wrap", "wrap_attention"), "minisgl.plugins.graph.replaying", "BucketRunner"),
+        "graph": (("wrap", "wrap_attention", "warm_up"), "minisgl.plugins.graph.replaying", "BucketRunner"),
         "speculation": (("speculate",), "minisgl.plugins.speculation", "DraftProposer"),
     }
 )
