@@ -15,7 +15,6 @@ from torch import nn
 from minisgl.layers.weight_shards import WeightShard
 from minisgl.plugins.kernels.ops.fp8 import BLOCK, E4M3, Fp8Weight, blocks
 from minisgl.plugins.models.experts import MoELayer
-from minisgl.plugins.quantization.e4m3.checkpoint import QuantizedShard
 from minisgl.plugins.quantization.e4m3.matrix import Fp8, fp8_shards
 
 __all__ = ["Fp8Experts", "refuse"]
@@ -88,31 +87,13 @@ class Fp8Experts(MoELayer):
                 (stored[0], both, 1, inner + start, up),
                 (stored[1], (experts, hidden, inner), 2, start, down),
             ):
-                yield from self._stacked(name, shape, dim, begin, target, names)
+                yield from fp8_shards(self.fp8, self.dtype, name, shape, dim, begin, target, names)
             return
         for (e, name), full in zip(matrices, stored, strict=True):
             whole = {"gate": gate, "up": up, "down": down}[name]
             target = Fp8Weight(whole.values[e], whole.scale_inv[e])
             size, dim = ((hidden, inner), 1) if name == "down" else ((inner, hidden), 0)
             yield from fp8_shards(self.fp8, self.dtype, full, size, dim, start, target, names)
-
-    def _stacked(
-        self,
-        name: str,
-        shape: tuple[int, int, int],
-        dim: int,
-        start: int,
-        target: Fp8Weight,
-        names: frozenset[str] | None,
-    ) -> Iterator[WeightShard]:
-        """Yield the shards of a tensor that has a matrix of each expert: see `fp8_shards`."""
-        wide = WeightShard.part(name, shape, dim, start, target.values)
-        if not self.fp8.stored or names is None or f"{name}_scale_inv" not in names:
-            yield QuantizedShard(wide.name, wide.shape, wide.index, wide.target, target.scale_inv, self.dtype)
-            return
-        yield wide
-        scales = (shape[0], blocks(shape[1]), blocks(shape[2]))
-        yield WeightShard.part(f"{name}_scale_inv", scales, dim, start // BLOCK, target.scale_inv)
 
     def _become_plain(self) -> MoELayer:
         """Return this layer, with experts in 16 bits from now on."""

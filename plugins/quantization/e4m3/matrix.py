@@ -114,7 +114,7 @@ def fp8_shards(
     fp8: Fp8,
     dtype: torch.dtype,
     name: str,
-    shape: tuple[int, int],
+    shape: tuple[int, ...],
     dim: int,
     start: int,
     target: Fp8Weight,
@@ -122,8 +122,9 @@ def fp8_shards(
 ) -> Iterator[WeightShard]:
     """Yield the shards of a checkpoint's tensor ``name`` of ``shape``, cut along ``dim`` at ``start``, for ``target``.
 
-    A weight in FP8 has a tensor of scales beside it; raises `ConfigError` if the cut goes through a block. Other
-    weights are quantised. ``names`` are the tensors that the source has; None: it has any tensor, in any dtype.
+    The tensor is a matrix [out, in], or one of each expert [experts, out, in], which is not cut along the experts. A
+    weight in FP8 has a tensor of scales beside it; raises `ConfigError` if the cut goes through a block. Other weights
+    are quantised. ``names`` are the tensors that the source has; None: it has any tensor, in any dtype.
     """
     if not fp8.stored or names is None or f"{name}_scale_inv" not in names:
         wide = WeightShard.part(name, shape, dim, start, target.values)
@@ -131,11 +132,12 @@ def fp8_shards(
         return
     here, total = target.values.shape[dim], shape[dim]
     if start % BLOCK or (start + here < total and here % BLOCK):
+        lines = ("rows", "columns")[dim - len(shape)]
         raise ConfigError(
-            f"The slice {start} to {start + here} of the {total} {('rows', 'columns')[dim]} of {name} cuts through "
+            f"The slice {start} to {start + here} of the {total} {lines} of {name} cuts through "
             f"blocks of {BLOCK}, which have one scale each: use a smaller tp, or a checkpoint that is not in FP8 "
             "with quantize=fp8."
         )
     yield WeightShard.part(name, shape, dim, start, target.values)
-    scales = (blocks(shape[0]), blocks(shape[1]))
+    scales = (*shape[:-2], *map(blocks, shape[-2:]))
     yield WeightShard.part(f"{name}_scale_inv", scales, dim, start // BLOCK, target.scale_inv)
