@@ -97,20 +97,23 @@ def prepare(product: Product, weights: Sequence[Fp8Weight], most: int) -> None:
     If the kernel of the first product is on disk, those of the others are taken to be there too, and no process is
     started. A kernel that is missing after all is compiled in this process.
     """
-    shapes = {tuple(weight.values.shape): weight for weight in weights}
-    jobs = [(weight, rows) for weight in shapes.values() for rows in row_counts(most)]
+    shapes, jobs = {tuple(weight.values.shape): weight for weight in weights}, jobs_of(weights, most)
     if not jobs:
         return
-    started, device = time.monotonic(), jobs[0][0].values.device
+    started, device = time.monotonic(), weights[0].values.device
+
+    def multiply(job: Job) -> None:
+        _multiply(product, shapes[job.out, job.inner], job.rows)
+
     with _one_at_a_time():
         before = deep_gemm_kernels()
-        _multiply(product, *jobs[0])
+        multiply(jobs[0])
         if deep_gemm_kernels() > before:
-            compile_kernels(product, jobs_of(weights, most)[1:], device)
-        for weight, rows in jobs[1:]:
-            _multiply(product, weight, rows)
+            compile_kernels(product, jobs[1:], device)
+        for job in jobs[1:]:
+            multiply(job)
         compiled = deep_gemm_kernels() - before
-        marker = _marker(product, jobs_of(weights, most))
+        marker = _marker(product, jobs)
         marker.parent.mkdir(exist_ok=True)
         marker.touch()
     torch.cuda.synchronize(device)
