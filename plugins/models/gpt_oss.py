@@ -151,7 +151,7 @@ class Experts(nn.Module):
         down_bias = self.down_bias if self.rank == 0 else None
         if self.packed:
             parts = (self.gate_up_blocks, self.gate_up_scales, self.gate_up_bias)
-            blocks, scales, bias = (torch.cat((part[:, ::2], part[:, 1::2]), dim=1) for part in parts)
+            blocks, scales, bias = map(gates_first, parts)
             self.loaded = self.moe.load_mxfp4(
                 (blocks.flatten(2), scales.flatten(2)),
                 bias,
@@ -165,7 +165,7 @@ class Experts(nn.Module):
             return
         if hasattr(self.moe, "load_clamped"):
             for weight in (self.gate_up, self.gate_up_bias):
-                weight.data = torch.cat((weight[:, ::2], weight[:, 1::2]), dim=1)
+                weight.data = gates_first(weight)
             self.loaded = self.moe.load_clamped(
                 self.gate_up, self.gate_up_bias, self.down, down_bias, self.alpha, self.limit
             )
@@ -206,6 +206,11 @@ class Experts(nn.Module):
         for i in range(len(self.down)):
             out.addcmul_(self.expert(i, x), weights[:, i : i + 1])
         return out
+
+
+def gates_first(rows: Tensor) -> Tensor:
+    """Return ``rows`` [experts, 2·inner, ...], in which gates and up projections alternate, with the gates first."""
+    return torch.cat((rows[:, ::2], rows[:, 1::2]), dim=1)
 
 
 class MoE(nn.Module):
