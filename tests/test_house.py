@@ -157,8 +157,15 @@ def test_no_plugin_imports_another_kind() -> None:
     """Plugins of a kind share code in a folder below the kind's folder. All kinds may import `plugins/kernels`.
 
     A grammar is a constraint: `plugins/grammar` builds on the base class. So do experts in FP8 on the MoE layer.
+    Readers of answers return the parts of which the HTTP APIs make responses.
     """
-    bases = {"grammar": "minisgl.plugins.constraint.base", "quantization": "minisgl.plugins.models.experts"}
+    parts = "minisgl.plugins.http.apis.answer"
+    bases = {
+        "grammar": "minisgl.plugins.constraint.base",
+        "quantization": "minisgl.plugins.models.experts",
+        "tool_parser": parts,
+        "reasoning_parser": parts,
+    }
     for path in sources("plugins"):
         kind, *rest = path.relative_to(ROOT / "plugins").parts
         allowed = (f"minisgl.plugins.{kind}", "minisgl.plugins.kernels", bases.get(kind, "minisgl.plugins.kernels"))

@@ -20,11 +20,11 @@ from minisgl import hookimpl
 from minisgl.config import Config
 from minisgl.message import ChatPrompt
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.http.apis.answer import AnswerReader, Part, PlainReader, partial_length
 from minisgl.plugins.http.apis.chat_template import model_template
 from minisgl.plugins.http.apis.full_answer import ReadForm
 from minisgl.plugins.http.apis.parameters import FullChatRequest, FullFormat
 from minisgl.sampling_params import Grammar, InvalidRequestError, SamplingParams, shorten
-from minisgl.server.answer import AnswerReader, Part, PlainReader, partial_length
 from minisgl.server.app import Api
 from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from minisgl.server.answer import AnswerReader
+if TYPE_CHECKING:
+    from minisgl.plugins.http.apis.answer import AnswerReader
 
 __all__ = ["ReasoningParser"]
 

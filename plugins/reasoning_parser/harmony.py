@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from minisgl.hooks import hookimpl
+from minisgl.plugins.http.apis.answer import AnswerReader
 from minisgl.plugins.reasoning_parser import ReasoningParser
-from minisgl.server.answer import AnswerReader
 
 
 @dataclass

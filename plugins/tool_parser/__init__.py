@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from minisgl.server.answer import AnswerReader
+if TYPE_CHECKING:
+    from minisgl.plugins.http.apis.answer import AnswerReader
 
 __all__ = ["ToolParser"]
 

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, ClassVar
 
-from minisgl.server.answer import CallArguments, CallBegin, Content, Part, partial_length
+from minisgl.plugins.http.apis.answer import CallArguments, CallBegin, Content, Part, partial_length
 
 HEAD = re.compile(
     r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'

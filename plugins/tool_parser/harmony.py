@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from minisgl.hooks import hookimpl
+from minisgl.plugins.http.apis.answer import CallArguments, CallBegin, Content, Part, Reasoning, partial_length
 from minisgl.plugins.tool_parser import ToolParser
 from minisgl.sampling_params import InvalidRequestError
-from minisgl.server.answer import CallArguments, CallBegin, Content, Part, Reasoning, partial_length
 
 CHANNEL, MESSAGE, START, END, CALL = "<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>"
 MARKS = (CHANNEL, MESSAGE, START, END, CALL, "<|return|>", "<|constrain|>")

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from minisgl.hooks import hookimpl
+from minisgl.plugins.http.apis.answer import partial_length
 from minisgl.plugins.tool_parser import ToolParser
 from minisgl.plugins.tool_parser.calls import one_or_more
 from minisgl.plugins.tool_parser.hermes import CLOSER, OPENER, HermesReader
 from minisgl.sampling_params import InvalidRequestError, shorten
-from minisgl.server.answer import partial_length
 
 FUNCTION, PARAMETER = "<function=", "<parameter="
 END, END_FUNCTION = "</parameter>", "</function>"

@@ -31,11 +31,11 @@ from minisgl.plugin_manager.discovery import HOOKS
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.external.parts import PARTS
 from minisgl.plugins.http import HttpConfig
+from minisgl.plugins.http.apis.answer import CallArguments, CallBegin, Content, PlainReader, Reasoning
 from minisgl.plugins.quantization.e4m3.matrix import Fp8Matrix
 from minisgl.plugins.reasoning_parser import ReasoningParser
 from minisgl.plugins.tool_parser import ToolParser
 from minisgl.sampling_params import Grammar, InvalidRequestError
-from minisgl.server.answer import CallArguments, CallBegin, Content, PlainReader, Reasoning
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.drive import Drive, Job, make_plugin
 from minisgl.testing.serving import Server

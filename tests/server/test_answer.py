@@ -6,8 +6,8 @@ from typing import Any
 
 from minisgl.core import Finished
 from minisgl.message import Delta
+from minisgl.plugins.http.apis.answer import CallArguments, CallBegin, Content, Part, Reasoning
 from minisgl.plugins.http.apis.full_answer import FullBuilder, ReadForm, message, message_delta
-from minisgl.server.answer import CallArguments, CallBegin, Content, Part, Reasoning
 
 
 class Marked:

@@ -10,13 +10,13 @@ import pytest
 
 from minisgl.core import Finished
 from minisgl.plugins.http.apis import messages_request, responses_request
+from minisgl.plugins.http.apis.answer import CallArguments, CallBegin, Content, Part, Reasoning
 from minisgl.plugins.http.apis.full_answer import FullChoice
 from minisgl.plugins.http.apis.messages_events import Blocks, MessagesBuilder
 from minisgl.plugins.http.apis.messages_request import MessagesRequest
 from minisgl.plugins.http.apis.responses_events import Items, ResponsesBuilder
 from minisgl.plugins.http.apis.responses_request import ResponsesRequest
 from minisgl.plugins.http.apis.responses_store import ResponseStore
-from minisgl.server.answer import CallArguments, CallBegin, Content, Part, Reasoning
 from minisgl.server.errors import ApiError
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}

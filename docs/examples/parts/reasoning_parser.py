@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from minisgl import hookimpl
-from minisgl.server.answer import Reasoning
+from minisgl.plugins.http.apis.answer import Reasoning
 
 
 @dataclass

@@ -5,7 +5,7 @@ import uuid
 from dataclasses import dataclass
 
 from minisgl import hookimpl
-from minisgl.server.answer import CallArguments, CallBegin, Content
+from minisgl.plugins.http.apis.answer import CallArguments, CallBegin, Content
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """How the answer to a chat is shown in full: its parts, its tokens and their log-probabilities, as the OpenAI API does.
 
-A `ReadForm` has the reader of the answer's parts (`minisgl.server.answer`). Without it, all text is content.
+A `ReadForm` has the reader of the answer's parts (`minisgl.plugins.http.apis.answer`). Without it, all text is content.
 """
 
 from __future__ import annotations
@@ -13,8 +13,16 @@ import msgspec
 
 from minisgl.core import Finished
 from minisgl.message import Delta
+from minisgl.plugins.http.apis.answer import (
+    AnswerReader,
+    CallArguments,
+    CallBegin,
+    Content,
+    Part,
+    PlainReader,
+    Reasoning,
+)
 from minisgl.plugins.http.apis.logprobs import PromptLogprob, TokenLogprob
-from minisgl.server.answer import AnswerReader, CallArguments, CallBegin, Content, Part, PlainReader, Reasoning
 from minisgl.server.generate import Choice, ResponseBuilder, usage_of
 from minisgl.server.protocol import AnswerForm
 

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from minisgl.core import Finished
+from minisgl.plugins.http.apis.answer import CallArguments, CallBegin, Content, Part, Reasoning
 from minisgl.plugins.http.apis.full_answer import FullBuilder, FullChoice, full_choice
-from minisgl.server.answer import CallArguments, CallBegin, Content, Part, Reasoning
 from minisgl.server.errors import ApiError
 from minisgl.server.generate import Choice
 

@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 
 from minisgl.core import Finished
+from minisgl.plugins.http.apis.answer import CallArguments, CallBegin, Content, Part, Reasoning
 from minisgl.plugins.http.apis.full_answer import FullBuilder, full_choice
 from minisgl.plugins.http.apis.responses_request import ENCRYPTED, ResponsesRequest, seal
 from minisgl.sampling_params import SamplingParams
-from minisgl.server.answer import CallArguments, CallBegin, Content, Part, Reasoning
 from minisgl.server.errors import ApiError
 from minisgl.server.generate import Choice
 

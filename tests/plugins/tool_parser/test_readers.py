@@ -11,6 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minisgl.plugins.http.apis.answer import (
+    AnswerReader,
+    CallArguments,
+    CallBegin,
+    Content,
+    Part,
+    PlainReader,
+    Reasoning,
+)
 from minisgl.plugins.http.tools import WithoutSpecial
 from minisgl.plugins.reasoning_parser.think import ThinkReader
 from minisgl.plugins.tokenizer.exact.template import CheckedTemplate
@@ -19,7 +28,6 @@ from minisgl.plugins.tool_parser.hermes import HermesParser, HermesReader
 from minisgl.plugins.tool_parser.llama3 import Llama3Parser, Llama3Reader
 from minisgl.plugins.tool_parser.mistral import MistralParser, MistralReader
 from minisgl.plugins.tool_parser.qwen3_coder import Qwen3CoderReader, as_json
-from minisgl.server.answer import AnswerReader, CallArguments, CallBegin, Content, Part, PlainReader, Reasoning
 
 TOOLS = frozenset({"f", "get_weather"})
 Readers = dict[str, Callable[[], AnswerReader]]
