@@ -351,6 +351,9 @@ class Checker:
             page_table[idx, column] = page
         for i in range(len(event.uids)):
             self._row(event, i, page_table)
+        wrong = self.contents.find_wrong_state(event, state)
+        if wrong is not None:
+            _fail("state", wrong[1], event, wrong[0])
         self._expect_no_starved_row(event)
         self._expect_starved_request_admitted(event)
 

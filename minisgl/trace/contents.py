@@ -13,6 +13,7 @@ import numpy as np
 
 from minisgl.core import EngineSpec
 from minisgl.trace import events as ev
+from minisgl.trace.recurrent import RecurrentStates
 from minisgl.trace.state import InFlightStep, Request, State
 
 __all__ = ["Contents"]
@@ -63,11 +64,14 @@ class Contents:
         self._requests: dict[int, tuple[int, _TokenHashes]] = {}
         # admission order -> hashes of the tokens that steps of this admission compute, discarded tokens included
         self._admissions: dict[int, _TokenHashes] = {}
+        self._states = RecurrentStates(spec) if spec.has_states else None
 
     def apply(self, event: ev.Line, state: State) -> None:
         """Record admissions and evictions. ``state`` is the state after the event."""
         if isinstance(event, ev.Now):
             self._kv[:] = _UNKNOWN
+            if self._states is not None:
+                self._states.forget()
             self._cached = {page: (_UNKNOWN, -1) for _, pages, _, _ in event.tree for page in pages}
             for req in state.running.values():
                 self._admissions[req.admission_order] = _TokenHashes(req.token_ids, req.added.cache_salt)
@@ -98,6 +102,21 @@ class Contents:
             if cached is None or cached[0] not in (_UNKNOWN, hashes[(i + 1) * self.size - 1]):
                 return i, page, "unknown KV" if cached is None else f"the prefix of request {cached[1]}"
         return None
+
+    def find_wrong_state(self, batch: ev.Batch, state: State) -> tuple[Request | None, str] | None:
+        """Follow the recurrent states of a step that is launched now, in the state before the launch.
+
+        Return the request of the first row that goes on with another state than that of its own prefix, and words for
+        what is wrong, or None.
+        """
+        if self._states is None:
+            return None
+        reqs = [state.all_requests[uid] for uid in batch.uids]
+        return self._states.launch(batch, state.state_copies, reqs, self._prefix_hash)
+
+    def _prefix_hash(self, req: Request, length: int) -> int | None:
+        """Return the hash of the first tokens of a request, or None if it has fewer by now."""
+        return int(self._hashes(req)[length - 1]) if length <= len(req.token_ids) else None
 
     def execute(self, step: InFlightStep, event: ev.Done) -> tuple[int, int, int, str] | None:
         """Read and write the pool as a step did.

@@ -103,6 +103,18 @@ class Plan(Event):
     rows: list[tuple[int, int]]
 
 
+class States(Event):
+    """The step that is launched next copies recurrent states. Only steps that copy some have this event.
+
+    ``loads`` are pairs (slot, request-pool row): before the forward pass, a saved state becomes that of a row's
+    request. ``saves`` are (row of the step, position, slot): the state of a row is copied when the row gets to the
+    position. The states of running requests are in the slots of their request-pool rows, and copies in those behind.
+    """
+
+    loads: list[tuple[int, int]]
+    saves: list[tuple[int, int, int]]
+
+
 class Batch(Event):
     """A step was launched.
 
@@ -296,6 +308,7 @@ Line = (
     | Allocate
     | Evict
     | Plan
+    | States
     | Batch
     | Cache
     | Free

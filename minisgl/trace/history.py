@@ -69,7 +69,7 @@ class Turn:
         return sum(row.count for row in self.rows)
 
 
-_BUILDING = (ev.Add, ev.Match, ev.Evict, ev.Allocate, ev.Admit, ev.Batch, ev.Plan, ev.Retract)
+_BUILDING = (ev.Add, ev.Match, ev.Evict, ev.Allocate, ev.Admit, ev.States, ev.Batch, ev.Plan, ev.Retract)
 
 
 def turns(trace: Trace) -> Iterator[tuple[Turn, State]]:

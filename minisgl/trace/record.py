@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -138,6 +139,8 @@ class EventMaker:
         self.unread[step.id] = step
         for admission in step.admissions:
             self._put(ev.Admit(step=step.id, uid=admission.uid, req_pool_idx=admission.req_pool_idx))
+        if step.state_loads is not None or step.state_saves is not None:
+            self._put(ev.States(step.id, _columns(step.state_loads), _columns(step.state_saves)))
         self._put(batch_event(step, list(map(attrgetter("uid"), reqs)), now, self._checksum(step)))
 
     @hookimpl
@@ -180,6 +183,11 @@ def batch_event(step: Step, uids: list[int], now: float, checksum: int) -> ev.Ba
         drafts=_drafts(step),
         rounds=step.rounds,
     )
+
+
+def _columns(arrays: tuple[I32, ...] | None) -> list[Any]:
+    """Return the entries of equally long arrays, one tuple for each place."""
+    return list(zip(*(array.tolist() for array in arrays or ()), strict=True))
 
 
 def _drafts(step: Step) -> list[list[int]]:

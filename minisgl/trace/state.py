@@ -97,6 +97,7 @@ class State:
         self.in_flight: deque[InFlightStep] = deque()
         self.retiring: deque[tuple[int, list[int]]] = deque()  # (step whose result must be read before, pages)
         self.last_launched = self.last_read = -1
+        self.state_copies: ev.States | None = None  # recurrent states that the next step copies
         self.failed = False  # the engine failed (no grammar did): no page becomes free any more
         self._unlocks: deque[tuple[int, list[int]]] = deque()
         self._num_added = self._num_admissions = 0
@@ -151,6 +152,8 @@ class State:
             case ev.Evict():
                 self.owner[event.pages] = FREE
                 self.tree.evict(event.pages)
+            case ev.States():
+                self.state_copies = event
             case ev.Batch():
                 self._batch(event)
             case ev.Cache():
@@ -238,7 +241,7 @@ class State:
         for row, column, page in zip(*event.page_table_updates, strict=True):  # in order: the last write wins
             self.page_table[row, column] = page
         self._launch(event)
-        self.last_launched = event.step
+        self.last_launched, self.state_copies = event.step, None
         verify = range(event.num_decode, event.num_decode + len(event.drafts))
         rows = zip(event.uids, event.num_computed_tokens, event.num_scheduled_tokens, strict=True)
         for i, (uid, start, count) in enumerate(rows):

@@ -237,6 +237,12 @@ def _describe(turn: Turn, splits: int, page_size: int) -> list[list[Any]]:
                 for uid in dict.fromkeys(event.owners):
                     pages = [p for p, owner in zip(event.pages, event.owners, strict=True) if owner == uid]
                     add("allocate", uid, f"gets {_pages(pages)}")
+            case ev.States():
+                uids = {row.req_pool_idx: row.uid for row in turn.rows}
+                for slot, index in event.loads:
+                    add("state", uids.get(index), f"goes on with the saved state in slot {slot}")
+                for number, position, slot in event.saves:
+                    add("state", turn.rows[number].uid, f"its state at position {position} is saved in slot {slot}")
             case ev.Evict():
                 add("evict", None, f"the cache evicts {_pages(event.pages)}")
             case ev.Cache():

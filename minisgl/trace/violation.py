@@ -32,6 +32,7 @@ RULES: dict[str, tuple[str, str]] = {
         "A row continues where its request's last row ended, and samples when it computes the last known token.",
     ),
     "prefix": ("promise 8", "A row reads the KV of exactly its own prefix."),
+    "state": ("promise 8", "A row goes on with the recurrent state that has absorbed exactly its own prefix."),
     "late-token": (
         "promise 8",
         "A token that was in flight when its request was retracted or ended is discarded; all others are kept.",

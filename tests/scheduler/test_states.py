@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from minisgl.core import EngineSpec
-from minisgl.testing import SimViolation
+from minisgl.testing import SimViolation, planted_states, soak
 from minisgl.testing.drive import Drive, make_plugin
 from minisgl.testing.planted import ArrivalOrderPolicy, job
 from minisgl.testing.planted_states import PLANTED_STATES
 from minisgl.testing.small import no_lookahead
 from minisgl.testing.soak import run_all
+from minisgl.testing.traced import traced
+from minisgl.trace import events as ev
+from minisgl.trace.check import check
+from minisgl.trace.read import read
+from minisgl.trace.summary import summarize
+from minisgl.trace.view import page
 
 SPEC = EngineSpec(4, 30, 4, 64, 50, has_states=True)
 
@@ -22,14 +32,44 @@ def drive(spec: EngineSpec = SPEC, **options: Any) -> Drive:
     return Drive(spec, cache, ArrivalOrderPolicy(), **{"max_prefill_tokens": 8} | options)
 
 
+def trace_of(run: Callable[[], Any], module: Any, path: Path) -> SimViolation | None:
+    """Call ``run`` with a `Drive` in its ``module`` that records its trace. Return its violation, if any."""
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(module, "Drive", lambda *a, **k: stack.enter_context(traced(path, *a, **k))))
+        try:
+            run()
+        except SimViolation as violation:
+            return violation
+    return None
+
+
 @pytest.mark.parametrize("what", PLANTED_STATES)
-def test_planted_bug_is_found(what: str) -> None:
-    """The same workload passes without the planted bug, so the failure is caused by the bug."""
-    bug = PLANTED_STATES[what]
-    bug.run()
-    with bug.plant(), pytest.raises(SimViolation) as caught:
-        bug.run()
-    assert caught.value.rule == bug.rule
+def test_planted_bug_is_found(what: str, tmp_path: Path) -> None:
+    """The same workload passes without the planted bug, so the bug is the cause. Its trace shows it, too."""
+    bug, path = PLANTED_STATES[what], tmp_path / "run.jsonl"
+    assert trace_of(bug.run, planted_states, path) is None
+    assert check(read(path)) is None
+    with bug.plant():
+        caught = trace_of(bug.run, planted_states, path)
+    assert caught is not None and caught.rule == bug.rule
+    found = check(read(path))
+    assert found is not None and found.step == caught.step and found.uid == caught.uid
+    assert found.rule == ("state" if bug.rule == "state" else "request-pool")
+
+
+def test_traces_of_random_schedules(tmp_path: Path) -> None:
+    """The trace checker raises no false alarm. A trace without loads and saves has no line for them."""
+    loads = 0
+    for seed in range(12):
+        path = tmp_path / f"{seed}.jsonl"
+        assert trace_of(lambda seed=seed: soak.run(seed, states=True), soak, path) is None  # type: ignore[misc]
+        trace = read(path)
+        assert check(trace) is None
+        copies = [event for event in trace if isinstance(event, ev.States)]
+        assert all(event.loads or event.saves for event in copies)
+        loads += sum(len(event.loads) for event in copies)
+        assert len(page([trace])) > 1000 and summarize(trace).steps > 0  # the viewer and the summary know such traces
+    assert loads > 0
 
 
 def test_random_schedules() -> None:

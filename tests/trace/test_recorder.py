@@ -51,7 +51,7 @@ def test_every_event_is_recorded(tmp_path: Path) -> None:
     manager.close()
     found = kinds(path)
     events = [cls for cls in ev.Event.__subclasses__() if cls.__module__ == ev.__name__]  # plugins have others
-    assert set(found) == {cls.__struct_config__.tag for cls in events} - {"plan", "unread", "now"}
+    assert set(found) == {cls.__struct_config__.tag for cls in events} - {"plan", "unread", "now", "states"}
     assert (found[0], found[-1]) == ("header", "end")
     assert found.count("batch") == found.count("step") == drive.engine.counts.steps
     assert found.count("admit") == sum(drive.report.counts.admissions.values())

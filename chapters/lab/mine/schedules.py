@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from minisgl.chapters.lab.child import end_family
@@ -123,10 +123,11 @@ def _read(stream: Any, lines: queue.Queue[str]) -> None:
 # ---- in the child process --------------------------------------------------------------------------------
 
 
-def one_schedule(files: Sequence[str], own: dict[str, str], seed: int, number: int) -> Report:
+def one_schedule(files: Sequence[str], own: dict[str, str], seed: int, number: int, *, states: bool = False) -> Report:
     """Run one schedule with the plugins ``files``, and return its report. ``own``: group → the student's name.
 
-    Raise AssertionError if a promise is broken.
+    With ``states``, each request has a recurrent state, and there are no drafts. Raise AssertionError if a promise is
+    broken.
     """
     from minisgl.chapters.lab.grader.simulated_workloads import jobs_of, random_workload, shipped_cache, spec_of
     from minisgl.plugin_manager.manager import PluginManager
@@ -136,19 +137,23 @@ def one_schedule(files: Sequence[str], own: dict[str, str], seed: int, number: i
     workload = random_workload(rng, 1 + number % 12)
     while not workload["jobs"]:
         workload = random_workload(rng, 12)
-    spec, manager = spec_of(workload), PluginManager()
+    spec, manager = replace(spec_of(workload), has_states=states), PluginManager()
     for file in files:
         manager.add(file)
 
     def build(group: str, **given: Any) -> Any:
         return manager.build(group, manager.make(group, own[group]), **given)
 
-    cache = build("cache", page_size=spec.page_size) if "cache" in own else shipped_cache("radix", spec.page_size)
+    cache = (
+        build("cache", page_size=spec.page_size, spec=spec)
+        if "cache" in own
+        else shipped_cache("radix", spec.page_size)
+    )
     policy = build("scheduler") if "scheduler" in own else make_plugin("scheduler", "mixed")
     drafts: dict[str, Any] = {}
     if "speculation" in own and rng.random() < 0.5:
         drafts = {"proposer": build("speculation", spec=spec)}
-    elif rng.random() < 0.3:
+    elif rng.random() < 0.3 and not states:
         drafts = {"drafts": (4, 70, number)}
     drive = Drive(
         spec,

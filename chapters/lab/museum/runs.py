@@ -10,9 +10,10 @@ A workload has the sizes of an engine and its requests::
      "flood": {"count": 30, "from": 3, "every": 2, "prompt": [[0, 24]], "own": 3, "answer": 4}}
 
 ``chunk`` is ``max_prefill_tokens``, and ``patience`` is ``starvation_steps``; without ``guard``, no starvation guard
-wraps the policy. A part ``[first, count]`` of a prompt is the tokens from ``first`` on. With ``after``, the prompt
-begins with prompt and answer of an earlier job. A flood is ``count`` more requests, one ``every`` some steps, whose
-prompts end with ``own`` tokens that no other request has.
+wraps the policy. With ``states``, each request has a recurrent state, and random schedules have no drafts. A part
+``[first, count]`` of a prompt is the tokens from ``first`` on. With ``after``, the prompt begins with prompt and
+answer of an earlier job. A flood is ``count`` more requests, one ``every`` some steps, whose prompts end with ``own``
+tokens that no other request has.
 """
 
 from __future__ import annotations
@@ -109,8 +110,9 @@ def run(piece: Piece, file: Path, trace: Path) -> tuple[Report, Exception | None
     work, manager = piece.workload, PluginManager()
     manager.add(str(file))
     size = work["page_size"]
-    spec = EngineSpec(size, work["pages"], work["rows"], work["pages"] * size, vocab_size=VOCAB)
-    given = {"page_size": size} if piece.group == "cache" else {}
+    states = work.get("states", False)
+    spec = EngineSpec(size, work["pages"], work["rows"], work["pages"] * size, vocab_size=VOCAB, has_states=states)
+    given = {"page_size": size, "spec": spec} if piece.group == "cache" else {}
     own = manager.build(piece.group, manager.make(piece.group, NAME), **given)
     cache = own if piece.group == "cache" else shipped_cache("radix", size)
     policy = own if piece.group == "scheduler" else make_plugin("scheduler", "mixed")
@@ -195,7 +197,8 @@ def play(piece: Piece, file: Path, seed: int, numbers: Sequence[int]) -> dict[st
     own.add(report)
     for number in numbers:
         try:
-            random.add(one_schedule([str(file)], {piece.group: NAME}, seed, number))
+            states = piece.workload.get("states", False)
+            random.add(one_schedule([str(file)], {piece.group: NAME}, seed, number, states=states))
         except Exception as failure:
             text = _said(failure)
             return {"broken": f"Random schedule {number} of seed {seed}: {text}"}
