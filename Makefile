@@ -71,7 +71,7 @@ suite: $(TOOLS)
 
 # Tests of the parts that most changes touch: structure, options, plugins, the scheduler and its promises, messages, caches.
 CORE_TESTS := tests/test_house.py tests/test_names.py tests/test_repository.py tests/utils tests/message tests/kvcache \
-  tests/options/test_describe.py tests/plugin_manager tests/scheduler tests/trace/test_state.py
+  tests/options tests/plugins/command/test_describe.py tests/plugin_manager tests/scheduler tests/trace/test_state.py
 
 check: lint
 	$(PYTEST) -q $(CORE_TESTS) $(ARGS)

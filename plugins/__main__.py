@@ -19,8 +19,8 @@ from rich.table import Table
 
 from minisgl.config import ConfigError
 from minisgl.options.compose import plain_errors, split_plugins
-from minisgl.options.describe import options_of
 from minisgl.plugin_manager.manager import Plugin, PluginManager
+from minisgl.plugins.command.describe import options_of
 from minisgl.plugins.command.listing import default_text
 
 USAGE = "usage: python -m minisgl.plugins [my_plugin.py | module | plugins=my_plugin.py ...] [--json]"

@@ -16,9 +16,9 @@ from pathlib import Path
 from minisgl import hooks
 from minisgl.chapters.site import compatibility
 from minisgl.config import GROUPS
-from minisgl.options.describe import PRESETS, Option, core_options, options_of
 from minisgl.plugin_manager.discovery import HOOKS
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.command.describe import PRESETS, Option, core_options, options_of
 from minisgl.plugins.command.help import doc_of, help_of, sections
 from minisgl.plugins.command.listing import default_choice, default_text, presets, type_name
 from minisgl.plugins.external.parts import PARTS, PartSpec

@@ -13,7 +13,7 @@ import argparse
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,6 @@ from minisgl.cluster.options import ClusterConfig
 from minisgl.cluster.routing import RoutingPolicy
 from minisgl.config import Config, ConfigError
 from minisgl.options.compose import compose, plain_errors, split_plugins
-from minisgl.options.describe import options_of
 from minisgl.plugin_manager.manager import PluginManager
 
 POLICIES = ("round_robin", "least_loaded", "cache_aware")
@@ -174,7 +173,7 @@ def options(manager: PluginManager, args: argparse.Namespace) -> tuple[Config, d
     if wrong := [w for w in rest if args.servers or w.partition("=")[0].partition(".")[0] not in SIMULATED]:
         where = "real servers have options of their own" if args.servers else f"use {', '.join(SIMULATED)}, routing.…"
         raise ConfigError(f"{wrong[0]}: bench cluster has no use for this option: {where}.")
-    has = {name: {o.key for o in options_of(manager.schema("routing", name), "routing.")} for name in args.routing}
+    has = {name: {f"routing.{f.name}" for f in fields(manager.schema("routing", name))} for name in args.routing}
     policies = {}
     for name in args.routing:
         mine = [word for word in own if word.partition("=")[0] in has[name]]

@@ -1,1 +1,1 @@
-"""The options: composition of a `Config` from a command line, and the descriptions of all options."""
+"""The options: composition of a `Config` from a command line."""

@@ -16,11 +16,9 @@ import typing
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from minisgl.config import GROUPS, PLAIN, ROUTER_GROUPS, Config, ConfigError
-from minisgl.options.describe import PRESETS, Option, choice_of, core_options, is_preset, options_of
 from minisgl.plugin_manager.discovery import exists, import_module
 from minisgl.plugin_manager.failures import silent
 from minisgl.plugin_manager.manager import BUILT_IN, PluginManager
@@ -32,19 +30,6 @@ if TYPE_CHECKING:
 
 C = typing.TypeVar("C", bound=Config)
 PROGRAM = "minisgl"
-FLAGS = MappingProxyType(
-    {
-        "--complete": "completion",
-        "--shell-completion": "completion",
-        "-sc": "completion",
-        "--help": "help",
-        "-h": "help",
-        "help": "help",
-        "--cfg": "print_config",
-        "-c": "print_config",
-    }
-)
-"""Flag of the command line → the module in ``plugins/command/`` whose ``run(words, kind, usage)`` handles it."""
 _HYDRA = threading.Lock()
 """The lock of Hydra's global state: one composition at a time."""
 
@@ -104,14 +89,21 @@ def _compose(manager: PluginManager, overrides: Sequence[str], kind: type[Config
     named, words = split_plugins(overrides)
     for name in named:
         manager.add(name)
-    words = [_in_hydra_syntax(manager, word, words, kind) for word in words]
+    for word in words:  # Hydra leaves out a part that it does not find, because a default part may have been deleted
+        group, _, name = word.lstrip("+").partition("=")
+        if group in GROUPS:
+            manager.schema(group, name.strip("'\""))
+    if arguments := _command("arguments"):
+        words = [arguments.in_hydra_syntax(manager, word, words, kind) for word in words]
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
     own = tuple(option for plugin in manager.external_plugins for option in plugin.options)
     try:
         return _compose_with_hydra(tuple(words), kind, _Loader(own, weakref.proxy(manager)))  # type: ignore[arg-type]
-    except (HydraException, OmegaConfBaseException) as error:
+    except ConfigError:
+        raise
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise _explained(error, manager, overrides) from error
 
 
@@ -204,44 +196,6 @@ def _store(store: Any, group: str, name: str, schema: type) -> None:
         ) from error
 
 
-# ---- Hydra's syntax ---------------------------------------------------------------------------------
-
-
-def _in_hydra_syntax(manager: PluginManager, word: str, words: Sequence[str], kind: type[Config]) -> str:
-    """Return one of the arguments ``words`` in Hydra's syntax. Raise `ConfigError` if there is no such option."""
-    key, equals, value = word.partition("=")
-    key = key.lstrip("+")
-    group, dot, _ = key.partition(".")
-    name = value.strip("'\"")
-    if equals and (key in GROUPS or (key in PRESETS and (name == "null" or is_preset(key, name)))):
-        if key in GROUPS:
-            manager.schema(key, name)
-        return f"{key}='{name}'" if name != "null" else f"{key}=null"
-    if group in GROUPS and dot:
-        known = options_of(manager.schema(group, choice_of(group, words)), f"{group}.")
-    else:
-        known = core_options(kind)
-    option = next((option for option in known if option.key == key), None)
-    if equals and option is not None:
-        return f"{key}={_literal(option, value)}"
-    if equals and dot and group in GROUPS:  # Hydra refuses it, once all choices are known
-        return f"{key}={value}"
-    advice = _command("advice")
-    raise ConfigError(advice.refused(manager, word, kind) if advice else f"{word}: there is no such option.")
-
-
-def _literal(option: Option, value: str) -> str:
-    """Return an option's value in Hydra's syntax.
-
-    The value of a text option is quoted, so a user can write a path with blanks, brackets or ``=`` without quotes.
-    """
-    quoted = len(value) >= 2 and value[0] == value[-1] and value[0] in "'\""
-    if not option.is_text or quoted or "${" in value or (option.optional and value == "null"):
-        return value
-    escaped = re.sub(r"(\\*)('|\Z)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
-    return f"'{escaped}'"
-
-
 # ---- the command line --------------------------------------------------------------------------------
 
 
@@ -276,20 +230,15 @@ def run_cli(
 
     ``kind`` is that of `compose`, ``program`` the name that errors begin with, ``usage`` the beginning of ``--help``.
 
-    For one of the `FLAGS`, run the program for it and exit with status 0. Exit with status 2 if an argument is wrong.
-    The plugins are loaded with ``light=True``, so torch is not imported.
+    For a flag such as ``--help``, print what it asks for and exit with status 0. Exit with status 2 if an argument is
+    wrong. The plugins are loaded with ``light=True``, so torch is not imported.
     """
     words = list(argv)
     with plain_errors(program):
-        for flag, name in FLAGS.items():
-            if flag in words and (flag != "--complete" or words[0] == flag):
-                command = _command(name)
-                if command is None:
-                    raise ConfigError(f"{flag} needs the file plugins/command/{name}.py, which is missing.")
-                command.run(words, kind, usage)
-                raise SystemExit(0)
         if "--version" in words:
             print(f"minisgl {__version__}")
+            raise SystemExit(0)
+        if (arguments := _command("arguments")) and arguments.run_flag(words, kind, usage):
             raise SystemExit(0)
         manager = PluginManager.load(split_plugins(words)[0], light=True)
         for word in words:
@@ -299,6 +248,9 @@ def run_cli(
 
 
 def _command(name: str) -> Any:
-    """Return the module ``plugins/command/<name>``, or None if its file was deleted."""
+    """Return the module ``plugins/command/<name>``, or None if its file was deleted.
+
+    ``arguments`` runs flags, and lets people write text without Hydra's quotes; ``advice`` explains errors.
+    """
     module = f"{BUILT_IN}.command.{name}"
     return import_module(module, module) if exists(module) else None

@@ -14,9 +14,9 @@ from typing import Any
 
 from minisgl.config import GROUPS, Config
 from minisgl.options.compose import first_line
-from minisgl.options.describe import PRESETS, core_options, options_of
 from minisgl.plugin_manager.discovery import near
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.command.describe import PRESETS, core_options, options_of
 from minisgl.plugins.command.listing import group_options, presets
 
 

@@ -13,8 +13,8 @@ from types import MappingProxyType
 
 from minisgl.config import DEVICES, DTYPES, GROUPS, LOAD_FORMATS, LOG_FORMATS, LOG_LEVELS, QUANTIZE, Config, ConfigError
 from minisgl.options.compose import split_plugins
-from minisgl.options.describe import PRESETS, core_options
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.command.describe import PRESETS, core_options
 from minisgl.plugins.command.listing import group_options, presets
 
 VALUES = MappingProxyType(

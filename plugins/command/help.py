@@ -16,8 +16,8 @@ from textwrap import fill
 
 from minisgl.config import GROUPS, Config
 from minisgl.options.compose import split_plugins
-from minisgl.options.describe import PRESETS, Option, core_options, options_of
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.command.describe import PRESETS, Option, core_options, options_of
 from minisgl.plugins.command.listing import default_choice, default_text, presets, type_name
 
 SECTIONS = {"server": "Server", "kv_events": "KV events", "multi_node": "Several nodes"}

@@ -8,8 +8,8 @@ from importlib import resources
 from typing import Any
 
 from minisgl.config import GROUPS
-from minisgl.options.describe import Option, choice_of, options_of
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.command.describe import Option, choice_of, options_of
 
 
 def group_options(manager: PluginManager) -> dict[str, Option]:

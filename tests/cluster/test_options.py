@@ -14,8 +14,8 @@ from minisgl.cluster.cli import main
 from minisgl.cluster.options import ClusterConfig, Share, replica_words, shares
 from minisgl.config import ConfigError
 from minisgl.options.compose import compose
-from minisgl.options.describe import core_options
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.command.describe import core_options
 from minisgl.plugins.command.listing import default_text
 from minisgl.plugins.routing.round_robin import RoundRobin
 from minisgl.server.cli import main as server_main

@@ -16,8 +16,8 @@ import msgspec
 
 from minisgl.bench.workload import parse_range
 from minisgl.config import ConfigError
-from minisgl.options.describe import options_of
 from minisgl.plugin_manager.discovery import near
+from minisgl.plugins.command.describe import options_of
 from minisgl.plugins.command.help import help_of
 from minisgl.plugins.command.listing import default_text, type_name
 

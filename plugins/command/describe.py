@@ -1,7 +1,7 @@
 """Descriptions of the options: key, type and default, read from the dataclasses, and the choices in ``conf/``.
 
-`minisgl.options.compose` reads arguments with them. ``plugins/command`` lists and explains them. This module composes
-no config.
+`arguments` reads a command line with them, and the other modules of this folder list and explain them. This module
+composes no config.
 """
 
 from __future__ import annotations

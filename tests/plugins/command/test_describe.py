@@ -12,14 +12,14 @@ import pytest
 
 from minisgl.chapters.site.reference import pages
 from minisgl.config import Config
-from minisgl.options.describe import core_options
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.command.completion import SCRIPTS, completions
+from minisgl.plugins.command.describe import core_options
 from minisgl.plugins.command.help import doc_of, field_docs, help_of, help_text
-from minisgl.plugins.command.listing import default_text, group_options, type_name
+from minisgl.plugins.command.listing import default_text, group_options, presets, type_name
 from minisgl.plugins.http import HttpConfig
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +39,8 @@ def test_every_option_is_documented(manager: PluginManager) -> None:
     assert [o.key for o in everything if not help_of(o)] == []
     classes = [schema for names in manager.configs.values() for schema in names.values()]
     assert [schema for schema in classes if not doc_of(schema)] == []
+    texts = {**presets("experiment"), **presets("stage")}
+    assert [name for name, text in texts.items() if not text.endswith(".")] == []
 
 
 def test_help_is_complete(manager: PluginManager) -> None:
