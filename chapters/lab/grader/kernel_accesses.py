@@ -107,8 +107,18 @@ class Accesses:
             dense = len(self.x) > 1 and self.x.stride(0) != self.x.shape[1]
             is_dense = dense and set(pointers[mask].tolist()) <= set(close.tolist())
             promise = "A kernel reads and writes numbers of its tensors, and no others."
-            self.finding = Broken("stride" if is_dense else "mask", promise, seen)
+            cause = "stride" if is_dense else "gaps" if self._has_gaps_of_x(pointers[mask]) else "mask"
+            self.finding = Broken(cause, promise, seen)
         return mask & known
+
+    def _has_gaps_of_x(self, pointers: Any) -> bool:
+        """Return whether the pointers are those of a tensor without gaps, but with the distance of rows of x."""
+        if self.x.stride(0) == self.x.shape[1]:
+            return False
+        rows, columns = self.x.shape
+        places = np.arange(rows)[:, None] * self.x.stride(0) + np.arange(columns)
+        dense = [each for each in (*self.others.values(), *self.made) if each.dim() == 2]
+        return any(bool(np.isin(pointers, each.data_ptr() + places * each.element_size()).all()) for each in dense)
 
     def raise_first(self) -> None:
         """Raise the first finding."""

@@ -1,4 +1,4 @@
-# causes: large-again
+# causes: large-again, inexact
 # gate: bytes
 
 

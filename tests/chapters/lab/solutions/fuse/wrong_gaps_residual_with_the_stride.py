@@ -1,4 +1,4 @@
-# causes: mask, sum
+# causes: gaps
 # gate: add
 
 
