@@ -227,6 +227,7 @@ class RadixCache:
         """
         # 1. If the prefix ends inside an edge, split the edge there first. Set the handle's node to the upper part. A
         #    handle may be locked again after another lock has split its edge: then `used` counts pages above it, too.
+        #    A handle with the 5 pages of an edge of 5 keeps used=5 when the edge becomes 2 + 3: its node has 3 pages.
         if handle.used < len(handle.node.pages):
             handle.node = self._split(handle.node, handle.used)
         # 2. Count the user on every ancestor too. The pages of a node with its first user are no longer evictable. A

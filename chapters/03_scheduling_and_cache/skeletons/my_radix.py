@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test radix     (`hint radix` for a hint)
 Serve it:  python -m minisgl plugins=my_radix.py cache=mine
 """
 
-# minisgl lab radix, skeleton c5357ba27f (minisgl 0.2.0)
+# minisgl lab radix, skeleton f240e52bcc (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -163,6 +163,7 @@ class MyCache:
         # TODO radix.lock
         # 1. If the prefix ends inside an edge, split the edge there first. Set the handle's node to the upper part. A
         #    handle may be locked again after another lock has split its edge: then `used` counts pages above it, too.
+        #    A handle with the 5 pages of an edge of 5 keeps used=5 when the edge becomes 2 + 3: its node has 3 pages.
         # 2. Count the user on every ancestor too. The pages of a node with its first user are no longer evictable. A
         #    path may have more nodes than Python's recursion limit.
         raise NotImplementedError

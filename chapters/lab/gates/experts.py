@@ -610,7 +610,7 @@ def counts(student: Student) -> str:
         notes.append(
             f"{amount(tokens, 'token')}: {amount(found.gemms, 'product')} for {len(load)} of {experts} experts{rows}"
         )
-    return ", ".join(notes)
+    return f"{len(notes)} shapes, such as {notes[0]}; {notes[2]}"
 
 
 def engine(student: Student) -> str:

@@ -133,6 +133,8 @@ def _show(piece: Piece, folder: Folder, options: argparse.Namespace) -> int:
         f"The longest wait for a first token: request {uid}, {amount(waited, 'turn')} of the scheduler's loop.\n"
         f"wrote {trace}: every step of this run"
     )
+    if found.get("last"):
+        print("Its last request came when all others had ended: it needs every page of the pool.")
     look = f"python -m minisgl.trace {shlex.quote(str(trace))}"
     more = f"{look} --html look.html    the run, step by step"
     _print_next(piece, options, f"{look}    the summary, and the trace checker\n         {more}")

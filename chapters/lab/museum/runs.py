@@ -218,7 +218,9 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
         waits = waits_of(Path(request["trace"]), report)
         longest = max(waits, key=lambda uid: waits[uid], default=0)
         counted = {"requests": len(report.tokens), "answered": len(report.finished), "steps": report.counts.steps}
-        return {"symptom": symptom(error, report.steps), "longest": [longest, waits.get(longest, 0)], **counted}
+        last = error is None or isinstance(error, PoolNotWholeError)  # whether the trace has the request for the pool
+        shown = {"symptom": symptom(error, report.steps), "longest": [longest, waits.get(longest, 0)], "last": last}
+        return {**shown, **counted}
     if request.get("guarded"):
         gone = missing(piece, file.read_text("utf-8"))
         if gone is not None:
