@@ -140,7 +140,7 @@ class Schedule(Message):
 
 
 class Query(Message):
-    """A question of an extension to a tokenizer or the scheduler, which calls a function and sends an `Answer`.
+    """A question of an extension to a worker process, which calls a function and sends an `Answer`.
 
     ``function`` is its place, such as ``package.module:name``. Its arguments are the worker's `TextWorker` or
     `SchedulerLoop`, and then ``arguments``. ``uid`` identifies this question, not a request.
@@ -153,10 +153,6 @@ class Query(Message):
 
 class Stop(Message):
     """An instruction to a process to release its resources and exit."""
-
-
-class Ping(Message):
-    """A question to any worker process: whether it handles messages. The answer is `Pong`."""
 
 
 # ---- scheduler → detokenizer ---------------------------------------------------------------------------
@@ -233,18 +229,6 @@ class Answer(Message):
     error: Finished | None = None
 
 
-class Pong(Message):
-    """The answer of the worker ``worker`` to `Ping`.
-
-    ``num_dropped`` counts the messages that the worker dropped. ``calls`` are its calls of the plugins that are not
-    built in: plugin name, path, SHA-256, hook or method, number of calls.
-    """
-
-    worker: str
-    num_dropped: int = 0
-    calls: list[tuple[str, str, str, str, int]] = []
-
-
 class PluginMessage(Message):
     """Bytes between the two halves of a plugin: an observer and an extension of the API server, in either direction.
 
@@ -256,19 +240,7 @@ class PluginMessage(Message):
 
 
 AnyMessage: TypeAlias = (
-    Submit
-    | Abort
-    | Limits
-    | Schedule
-    | Query
-    | Stop
-    | Ping
-    | Pong
-    | Outputs
-    | Accepted
-    | Replies
-    | Answer
-    | PluginMessage
+    Submit | Abort | Limits | Schedule | Query | Stop | Outputs | Accepted | Replies | Answer | PluginMessage
 )
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
 

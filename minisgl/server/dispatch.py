@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import zmq
@@ -23,9 +23,7 @@ from minisgl.message import (
     Delta,
     Limits,
     Message,
-    Ping,
     PluginMessage,
-    Pong,
     Prompt,
     Query,
     Replies,
@@ -39,27 +37,19 @@ from minisgl.server.errors import ApiError
 from minisgl.server.request_record import Stream
 
 State = Literal["starting", "ready", "draining", "dead"]
-DISPLACED = (
-    "The server has too many open requests (server.max_queued), of which this client or this request had more than its "
-    "share: try again later, or with fewer prompts or a smaller n."
-)
-"""The error message of a request that was ended to make room."""
 START_RETRY_SECONDS = 2
 """Seconds after which a client should repeat a request that came while the server starts."""
 _BATCH = 64
 """The largest number of messages that are received before other tasks of the event loop run."""
 
 
-MakeRoom = Callable[[str, int, int, Mapping[Stream, int]], Sequence[Stream]]
-
-
 class Dispatcher:
     """The open requests of a server, and the sockets to its worker processes.
 
     New requests are accepted only while ``state`` is "ready"; otherwise they are refused with ``reason``. ``max_open``
-    is the largest number of open requests. If a new request finds no room, ``make_room`` may name open streams that end
-    in its place; its arguments are the client, the number of its new requests, the number of missing places, and the
-    number of open requests of each stream, the oldest stream first. ``spec`` is None until the engine is ready.
+    is the largest number of open requests. If new requests find no room, ``make_room`` may end others; its arguments
+    are the client, the number of its new requests, and the number of missing places. ``requests`` has the stream of
+    each open request and its index there, by its uid, the oldest first. ``spec`` is None until the engine is ready.
     """
 
     def __init__(self, addresses: Addresses, max_open: int):
@@ -73,14 +63,12 @@ class Dispatcher:
         self._workers |= {f"scheduler-{rank}": Push(self._context, address) for rank, address in followers}
         if addresses.detokenizer not in addresses.tokenizers:
             self._workers |= {f"tokenizer-{i}": push for i, push in enumerate(self._tokenizers)}
-        self._pings: dict[str, asyncio.Future[Pong]] = {}  # name of a worker -> its answer, until it comes
-        self._uids = itertools.count(1)
+        self._uids, self._query_uids = itertools.count(1), itertools.count(1)
         self._next_tokenizer = itertools.cycle(range(len(self._tokenizers)))
-        self._requests: dict[int, tuple[Stream, int]] = {}  # uid of an open request -> its stream and index
-        self._num_open: dict[Stream, int] = {}  # the open requests of each stream that has any, the oldest stream first
+        self.requests: dict[int, tuple[Stream, int]] = {}
         self._queries: dict[int, asyncio.Future[Answer]] = {}  # uid of a query without a reply -> its reply
         self._max_open = max_open
-        self.make_room: MakeRoom = lambda client, count, missing, num_open: ()
+        self.make_room: Callable[[str, int, int], None] = lambda client, count, missing: None
         self._idle = asyncio.Event()
         self._idle.set()
         self.state: State = "starting"
@@ -94,7 +82,7 @@ class Dispatcher:
     @property
     def num_open(self) -> int:
         """The number of open requests: those without their final reply."""
-        return len(self._requests)
+        return len(self.requests)
 
     @property
     def max_seq_len(self) -> int:
@@ -153,11 +141,13 @@ class Dispatcher:
             ).encode()
             for i, prompt in enumerate(prompts)
         ]
-        self._ensure_room(client, len(uids))
+        missing = self.num_open + len(uids) - self._max_open
+        if missing > 0:
+            self.make_room(client, len(uids), missing)
+        self.check_open(len(uids))
         tokenizer = next(self._next_tokenizer)
         stream = Stream(uids, tokenizer, client, params)
-        self._requests.update((uid, (stream, index)) for index, uid in enumerate(uids))
-        self._num_open[stream] = len(uids)
+        self.requests.update((uid, (stream, index)) for index, uid in enumerate(uids))
         self._idle.clear()
         try:
             for message in messages:
@@ -171,7 +161,8 @@ class Dispatcher:
         """Raise `ApiError` (503) unless the server is ready and can accept ``more`` new requests."""
         self._check_state()
         if self.num_open + more > self._max_open:
-            raise self._overloaded()
+            message = f"Too many requests are open ({self.num_open} of {self._max_open}): try again later."
+            raise ApiError(503, message, code="overloaded", headers={"retry-after": "1"})
 
     def _check_state(self) -> None:
         if self.state != "ready":
@@ -182,32 +173,13 @@ class Dispatcher:
         headers = {"retry-after": str(START_RETRY_SECONDS)} if self.state == "starting" else {}
         return ApiError(503, self.reason, headers=headers)
 
-    def _overloaded(self) -> ApiError:
-        message = f"Too many requests are open ({self.num_open} of {self._max_open}): try again later."
-        return ApiError(503, message, code="overloaded", headers={"retry-after": "1"})
-
-    def _ensure_room(self, client: str, count: int) -> None:
-        """Raise `ApiError` (503) if there is no room for ``count`` requests, and ``make_room`` names no other streams.
-
-        The requests of those streams end with this error instead.
-        """
-        missing = self.num_open + count - self._max_open
-        if missing <= 0:
-            return
-        ended = self.make_room(client, count, missing, self._num_open)
-        if not ended:
-            raise self._overloaded()
-        for stream in ended:
-            self.end(stream, DISPLACED, 503)
-
     def abort(self, stream: Stream) -> None:
         """Abort the stream's open requests. Nothing happens if all of them have had their final reply.
 
         The `Abort` message goes to the tokenizer that got the requests, so it never overtakes them.
         """
-        open_uids = [uid for uid in stream.uids if self._requests.pop(uid, None) is not None]
+        open_uids = [uid for uid in stream.uids if self.requests.pop(uid, None) is not None]
         if open_uids:
-            del self._num_open[stream]
             self._check_idle()
             self._tokenizers[stream.tokenizer].send(Abort(open_uids))
 
@@ -216,7 +188,7 @@ class Dispatcher:
 
         Return whether there was an open request.
         """
-        open_uids = [uid for uid in stream.uids if uid in self._requests]
+        open_uids = [uid for uid in stream.uids if uid in self.requests]
         for uid in open_uids:
             self._deliver(Delta(uid, finish=Finished(uid, "error", error=message, status=status, code=code)))
         if open_uids:
@@ -225,7 +197,7 @@ class Dispatcher:
 
     def fail(self, message: str, status: int = 500) -> None:
         """End every open request and every pending query with an error."""
-        for uid in list(self._requests):
+        for uid in list(self.requests):
             self._deliver(Delta(uid, finish=Finished(uid, "error", error=message, status=status)))
         for future in self._queries.values():
             if not future.done():
@@ -250,16 +222,9 @@ class Dispatcher:
         """Do the same with the scheduler, between two steps, where ``worker`` is its `SchedulerLoop`."""
         return await self._ask(self._scheduler, function, arguments)
 
-    def ping(self, worker: str) -> asyncio.Future[Pong]:
-        """Ask a worker process, by its name, for a sign of life. The result has no end if the worker does not answer.
-
-        It is shared: wait for it with `asyncio.wait`, which never cancels it.
-        """
-        answer = self._pings.get(worker)
-        if answer is None:
-            answer = self._pings[worker] = asyncio.get_running_loop().create_future()
-            self._workers[worker].send(Ping())
-        return answer
+    async def ask_worker(self, worker: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Do the same with any of `workers`. Of ranks 1 on, ``worker`` has no more than ``inbox`` and ``manager``."""
+        return await self._ask(self._workers[worker], function, arguments)
 
     def tell_observer(self, topic: str, data: bytes) -> None:
         """Send bytes to the observer that has a receiver for ``topic``, in rank 0's process. See `Link`."""
@@ -268,7 +233,7 @@ class Dispatcher:
     async def _ask(self, to: Push, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
         if self.state not in ("ready", "draining"):
             raise self.unavailable()
-        uid = next(self._uids)
+        uid = next(self._query_uids)
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._queries[uid] = future
         try:
@@ -299,8 +264,8 @@ class Dispatcher:
                     self._deliver(delta)
             case Accepted(uids=uids, prompt_tokens=prompt_tokens):
                 for uid, tokens in zip(uids, prompt_tokens, strict=True):
-                    if uid in self._requests:
-                        stream, index = self._requests[uid]
+                    if uid in self.requests:
+                        stream, index = self.requests[uid]
                         stream.accept(index, tokens)
             case Answer(uid=uid):
                 future = self._queries.get(uid)
@@ -309,27 +274,21 @@ class Dispatcher:
             case PluginMessage(topic=topic, data=data):
                 if topic in self.receivers:
                     self.receivers[topic](data)
-            case Pong(worker=worker):
-                if worker in self._pings:
-                    self._pings.pop(worker).set_result(message)
             case _:
                 raise TypeError(f"the API server got a {type(message).__name__}")
 
     def _deliver(self, delta: Delta) -> None:
-        request = self._requests.get(delta.uid)
+        request = self.requests.get(delta.uid)
         if request is None:  # the request was aborted, or has had its final reply
             return
         stream, index = request
         if delta.finish is not None:
-            del self._requests[delta.uid]
-            self._num_open[stream] -= 1
-            if not self._num_open[stream]:
-                del self._num_open[stream]
+            del self.requests[delta.uid]
             self._check_idle()
         stream.put(index, delta)
 
     def _check_idle(self) -> None:
-        if not self._requests:
+        if not self.requests:
             self._idle.set()
 
     # ---- the end ---------------------------------------------------------------------------------------

@@ -20,9 +20,7 @@ from minisgl.message import (
     Message,
     NewRequest,
     Outputs,
-    Ping,
     PluginMessage,
-    Pong,
     Query,
     Replies,
     Schedule,
@@ -44,9 +42,6 @@ from minisgl.tokenizer.tokenizer import build_grammars, build_tokenizer
 if TYPE_CHECKING:
     from minisgl.config import Config
     from minisgl.engine.engine import TorchEngine
-
-LEADER = "scheduler-0"
-"""The name of rank 0's process."""
 
 
 def run_rank(report: Report, addresses: Addresses, encoded: bytes) -> None:
@@ -102,8 +97,7 @@ def run_leader(
         Pull(context, addresses.scheduler),
         to_api=to_api,
         to_detokenizer=Push(context, addresses.detokenizer).send,
-        metrics=manager.metrics,
-        calls=manager.call_counts,
+        manager=manager,
         link=link,
     )
     gc.collect()
@@ -134,13 +128,11 @@ class SchedulerLoop:
         *,
         to_api: Callable[[Message], None],
         to_detokenizer: Callable[[Message], None],
-        metrics: Callable[[], list[str]],
-        calls: Callable[[], list[tuple[str, str, str, str, int]]] = list,
+        manager: PluginManager,
         link: Link | None = None,
     ):
-        self.scheduler, self._inbox = scheduler, inbox
-        self._to_api, self._to_detokenizer, self.metrics = to_api, to_detokenizer, metrics
-        self._calls, self._link = calls, link or Link(to_api)
+        self.scheduler, self.inbox, self.manager = scheduler, inbox, manager
+        self._to_api, self._to_detokenizer, self._link = to_api, to_detokenizer, link or Link(to_api)
         self._new_requests: list[NewRequest] = []
         self._stopped = False
 
@@ -149,7 +141,7 @@ class SchedulerLoop:
         while not self._stopped:
             if has_work := self.scheduler.has_work:
                 self.scheduler.read_verification()
-            for message in self._inbox.drain(block=not has_work):
+            for message in self.inbox.drain(block=not has_work):
                 self._handle(message)
             if self._new_requests:
                 accepted = [(req.uid, req.prompt_tokens) for req in self._new_requests]
@@ -165,7 +157,7 @@ class SchedulerLoop:
         """Wait if an observer holds the next step, until a message arrives or a second has passed. Return if so."""
         seconds = self._link.hold()
         if seconds > 0:
-            self._inbox.wait(min(seconds, 1.0))
+            self.inbox.wait(min(seconds, 1.0))
         return seconds > 0
 
     def _handle(self, message: Message) -> None:
@@ -177,8 +169,6 @@ class SchedulerLoop:
                     self.scheduler.abort_request(uid)
             case Query():
                 self._to_api(answer_query(message, self))
-            case Ping():
-                self._to_api(Pong(LEADER, self._inbox.num_dropped, self._calls()))
             case PluginMessage():
                 self._link.receive(message)
             case Stop():

@@ -35,7 +35,8 @@ class Stream:
 
     An HTTP request has one request for each choice of each prompt: ``uids``. An event is ``(index, delta)``, where
     ``index`` is the request's position in ``uids``. ``tokenizer`` is the index of the tokenizer that got the requests.
-    ``client`` says whose HTTP request it is. Each of ``listeners`` is called with every event at its arrival.
+    ``client`` says whose HTTP request it is. ``num_open`` counts the requests without their final reply. Each of
+    ``listeners`` is called with every event at its arrival.
 
     ``arrival`` is the time at which the HTTP request arrived. ``chat`` and ``response_id``, the field ``id`` of the
     response, describe the response. ``num_prompt_tokens`` has the prompt tokens of each accepted request. ``ends`` says
@@ -52,7 +53,7 @@ class Stream:
         self.num_prompt_tokens = [0] * len(uids)
         self.output_tokens = 0
         self.first_token: float | None = None
-        self._open = len(uids)  # the number of requests without their final reply
+        self.num_open = len(uids)
         self._events: list[tuple[int, Delta]] = []
         self._accepted = 0
         self._waiter: asyncio.Future[None] | None = None
@@ -65,7 +66,7 @@ class Stream:
         if delta.tokens and self.first_token is None:
             self.first_token = time.monotonic() - self.arrival
         if delta.finish is not None:
-            self._open -= 1
+            self.num_open -= 1
             self.ends[index] = delta.finish
             if delta.finish.finish_reason == "error":
                 self.error = self.error or delta.finish.error
@@ -90,7 +91,7 @@ class Stream:
     @property
     def done(self) -> bool:
         """Whether `get` has returned every final reply."""
-        return self._open == 0 and not self._events
+        return self.num_open == 0 and not self._events
 
     def peek(self) -> list[Delta]:
         """Return the deltas that have arrived and were not returned by `get`. The next `get` returns them too."""

@@ -94,7 +94,7 @@ def text_workers(addresses: Addresses, model: str) -> dict[str, Callable[..., No
     inboxes = {"detokenizer": addresses.detokenizer} | {
         role: inbox for role, inbox in inboxes.items() if inbox != addresses.detokenizer
     }
-    return {role: partial(run_text_process, inbox=inbox, model=model, role=role) for role, inbox in inboxes.items()}
+    return {role: partial(run_text_process, inbox=inbox, model=model) for role, inbox in inboxes.items()}
 
 
 def listen(host: str, port: int) -> socket.socket:

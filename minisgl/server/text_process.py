@@ -23,8 +23,6 @@ from minisgl.message import (
     Message,
     NewRequest,
     Outputs,
-    Ping,
-    Pong,
     Prompt,
     Query,
     Replies,
@@ -52,12 +50,11 @@ FAIR = "minisgl.plugins.http.apis.fair_inbox"
 """The plugin with the inbox in which a request with a thousand prompts does not delay all other messages."""
 
 
-def run_text_process(report: Report, addresses: Addresses, encoded: bytes, inbox: str, model: str, role: str) -> None:
+def run_text_process(report: Report, addresses: Addresses, encoded: bytes, inbox: str, model: str) -> None:
     """Run a tokenizer process or the detokenizer process until a `Stop` message arrives.
 
     This is the ``body`` argument of `worker_main`. ``inbox`` is the address at which the process receives messages.
-    ``model`` is the model's directory, ``encoded`` the config, encoded by `encode_config`, and ``role`` the process's
-    name, such as ``tokenizer-0``.
+    ``model`` is the model's directory, and ``encoded`` the config, encoded by `encode_config`.
     """
     manager = PluginManager.load(light=True)
 
@@ -78,14 +75,13 @@ def run_text_process(report: Report, addresses: Addresses, encoded: bytes, inbox
     messages: Any = pull
     to_api = Push(context, addresses.api)
     worker = TextWorker(tokenizer, to_api.send, Push(context, addresses.scheduler).send, grammars)
+    worker.inbox, worker.manager = pull, manager
     report.send(Ready())
     running = True
     while running:
         message = messages.receive()
         if isinstance(message, Submit) and message.group and messages is pull and exists(FAIR):
             messages = import_module(FAIR, FAIR).FairInbox(pull, message)
-        elif isinstance(message, Ping):
-            to_api.send(Pong(role, pull.num_dropped))
         else:
             running = worker.handle(message)
     context.destroy(linger=0)
@@ -128,6 +124,8 @@ class TextWorker:
         self._detokenizer = Detokenizer(tokenizer)
         self._logprobs: Any = None  # what adds log-probabilities, from the first request on that asks for some
         self.limits = Limits(0, 0)
+        self.inbox: Pull | None = None  # these two are for queries
+        self.manager: PluginManager | None = None
 
     def handle(self, message: Message) -> bool:
         """Handle one message. Return False if the message is `Stop`, otherwise True."""

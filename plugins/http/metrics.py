@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from fastapi import APIRouter, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
@@ -16,8 +17,7 @@ from prometheus_client.registry import Collector
 
 from minisgl import hookimpl
 from minisgl.config import Config
-from minisgl.message import Pong
-from minisgl.plugins.http.apis.queries import ask_stats
+from minisgl.plugins.http.apis.queries import ask_stats, own_counts
 from minisgl.scheduler.steps import PER_POSITION
 from minisgl.server.app import GET_OR_HEAD, Api
 from minisgl.server.errors import CLIENT_CLOSED_REQUEST
@@ -57,7 +57,8 @@ class Metrics(HttpExtension):
             ["process", "plugin", "path", "sha256"],
             registry=self._registry,
         )
-        self._answers: dict[str, Pong] = {}  # the last counts of each worker, by its name
+        self._answers: dict[str, Any] = {}  # the last counts of each worker, by its name: see `own_counts`
+        self._asked: dict[str, asyncio.Future[Any]] = {}  # the answers that have not come
 
     def begin(self, api: Api) -> None:
         """Add the processes of the server, and the plugins that they loaded."""
@@ -89,17 +90,24 @@ class Metrics(HttpExtension):
 
     async def _ask_workers(self, api: Api) -> None:
         """Ask each worker for its counts, and wait for at most `ANSWER_SECONDS`."""
-        pings = {worker: api.dispatcher.ping(worker) for worker in api.dispatcher.workers}
-        await asyncio.wait(pings.values(), timeout=ANSWER_SECONDS)
-        self._answers |= {worker: ping.result() for worker, ping in pings.items() if ping.done()}
+        for worker in api.dispatcher.workers:
+            if worker not in self._asked:
+                self._asked[worker] = asyncio.ensure_future(api.dispatcher.ask_worker(worker, own_counts))
+        await asyncio.wait(self._asked.values(), timeout=ANSWER_SECONDS)
+        for worker, answer in list(self._asked.items()):
+            if answer.done():
+                del self._asked[worker]
+                if answer.exception() is None:
+                    self._answers[worker] = answer.result()
 
     def _text(self, api: Api, stats: Stats) -> bytes:
         """Return all metrics with their current values. ``stats`` are the scheduler's counts."""
         self._open.set(api.dispatcher.num_open)
         self._dropped.labels("api").set(api.dispatcher.num_dropped)
-        for worker, answer in self._answers.items():
-            self._dropped.labels(worker).set(answer.num_dropped)
-        calls = {worker: answer.calls for worker, answer in self._answers.items()}
+        calls: dict[str, Any] = {}
+        for worker, (num_dropped, plugin_calls) in self._answers.items():
+            self._dropped.labels(worker).set(num_dropped)
+            calls[worker] = plugin_calls
         if api.launcher is not None:
             calls["api"] = api.launcher.plugin_manager.call_counts()
         current = CollectorRegistry()

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from minisgl import hookimpl
 from minisgl.config import Config
 from minisgl.server.app import Api
+from minisgl.server.dispatch import Dispatcher
 from minisgl.server.extension import HttpExtension
 from minisgl.server.request_record import Stream
 
@@ -22,6 +23,13 @@ def minisgl_http(config: Config) -> HttpExtension:
     return Shares(config.server.max_queued)
 
 
+DISPLACED = (
+    "The server has too many open requests (server.max_queued), of which this client or this request had more than its "
+    "share: try again later, or with fewer prompts or a smaller n."
+)
+"""The error message of a request that was ended to make room."""
+
+
 class Shares(HttpExtension):
     """Decides whose requests end when there is no room. ``max_open`` is the largest number of open requests."""
 
@@ -29,9 +37,19 @@ class Shares(HttpExtension):
         self._max_open = max_open
 
     def begin(self, api: Api) -> None:
-        api.dispatcher.make_room = self.make_room
+        self.attach(api.dispatcher)
 
-    def make_room(self, client: str, count: int, missing: int, num_open: Mapping[Stream, int]) -> Sequence[Stream]:
+    def attach(self, dispatcher: Dispatcher) -> None:
+        """End requests of ``dispatcher`` from now on, where it has no room for new ones."""
+
+        def make_room(client: str, count: int, missing: int) -> None:
+            num_open = {stream: stream.num_open for stream, _ in dispatcher.requests.values()}
+            for stream in self.to_end(client, count, missing, num_open):
+                dispatcher.end(stream, DISPLACED, 503)
+
+        dispatcher.make_room = make_room
+
+    def to_end(self, client: str, count: int, missing: int, num_open: Mapping[Stream, int]) -> Sequence[Stream]:
         """Return streams to end because the server has ``missing`` too few places for ``count`` requests of ``client``.
 
         ``num_open`` has the number of open requests of each stream, the oldest stream first. Return nothing to let the

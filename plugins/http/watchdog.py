@@ -1,6 +1,6 @@
-"""The watchdog pings every worker process once a second, and kills a worker that does not answer (promise 10).
+"""The watchdog asks every worker process once a second, and kills a worker that does not answer (promise 10).
 
-A worker's main loop answers the pings, between two steps or two messages. If another thread of the worker answered,
+A worker's main loop answers, between two steps or two messages. If another thread of the worker answered,
 the watchdog would not notice that the main loop hangs. Time is counted in sleeps of the event loop, not read off a
 clock. So the time while the machine is suspended, or while this process itself gets no CPU time, does not count.
 """
@@ -8,6 +8,7 @@ clock. So the time while the machine is suspended, or while this process itself 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -15,7 +16,9 @@ from typing import TYPE_CHECKING
 
 from minisgl import hookimpl
 from minisgl.config import Config
+from minisgl.plugins.http.apis.queries import own_counts
 from minisgl.server.app import Api
+from minisgl.server.dispatch import Dispatcher
 from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension
 from minisgl.server.worker_pool import STACK_DUMP_SIGNAL, Failed
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PING_SECONDS = 1.0
-"""Seconds between the answer of a worker and its next ping."""
+"""Seconds between the answer of a worker and its next question, the ping."""
 UNHEALTHY_SECONDS = 20.0
 """Seconds that a worker may leave a ping without an answer, as in a long step, before ``/health`` answers 503."""
 
@@ -60,8 +63,10 @@ class Watchdog(HttpExtension):
 
     async def _watch(self, api: Api, worker: str) -> None:
         interval = min(PING_SECONDS, self._limit / 4) if self._limit else PING_SECONDS
+        answer = asyncio.ensure_future(_ping(api.dispatcher, worker))
         while not self._limit or self._silent.get(worker, 0.0) < self._limit:
-            answer = api.dispatcher.ping(worker)
+            if answer.done():
+                answer = asyncio.ensure_future(_ping(api.dispatcher, worker))
             await asyncio.sleep(interval)
             self._silent[worker] = 0.0 if answer.done() else self._silent.get(worker, 0.0) + interval
         if api.launcher is not None:
@@ -73,6 +78,12 @@ class Watchdog(HttpExtension):
                 f"(server.watchdog={self._limit:g}: if a {unit} may take longer, set a larger number of seconds; 0 "
                 "switches the watchdog off)",
             )
+
+
+async def _ping(dispatcher: Dispatcher, worker: str) -> None:
+    """Return when a worker has answered, or when the server ends."""
+    with contextlib.suppress(ApiError):
+        await dispatcher.ask_worker(worker, own_counts)
 
 
 def kill_hung(launcher: Launcher, role: str, why: str) -> None:

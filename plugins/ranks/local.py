@@ -1,19 +1,21 @@
 """The ranks of a server: each is a worker process of the server's launcher, which watches them all.
 
-Rank 0 sends each step to the others over ZeroMQ. They need no scheduler, and answer the launcher's `Ping` between two
-steps.
+Rank 0 sends each step to the others over ZeroMQ. They need no scheduler, and answer each `Query` of the API server
+between two steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import zmq
 
 from minisgl.cluster.process import free_port
 from minisgl.engine.ranks import Peers, follow
-from minisgl.message import Ping, Pong
+from minisgl.message import Query, decode
+from minisgl.message.link import answer_query
 from minisgl.message.queue import Addresses, Pull, Push
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.server.rank_process import build_rank, ready, run_leader
@@ -21,6 +23,15 @@ from minisgl.server.worker_pool import Report
 
 END = b""
 """The message that rank 0 sends to the other ranks after its last step."""
+QUERY = Query(0, "").encode()[:7]
+"""The beginning of each encoded `Query`, and of no encoded step: the kind of message."""
+
+
+class Follower(NamedTuple):
+    """What the functions of queries get of a rank above 0."""
+
+    inbox: Pull
+    manager: PluginManager
 
 
 def bodies(tp: int) -> list[Callable[..., None]]:
@@ -46,7 +57,7 @@ def run_other(report: Report, addresses: Addresses, encoded: bytes, rank: int, r
     context = zmq.Context()
     inbox = Pull(context, addresses.followers[rank - 1])
     report.send(ready(manager, engine))
-    follow(engine, _next_step(inbox, Push(context, addresses.api), f"scheduler-{rank}", manager))
+    follow(engine, _next_step(Follower(inbox, manager), Push(context, addresses.api)))
     engine.close()  # not after an error: see `run_rank`
     context.destroy(linger=500)
 
@@ -67,13 +78,14 @@ class LocalRanks(Peers):
         self.send(END)
 
 
-def _next_step(inbox: Pull, to_api: Push, role: str, manager: PluginManager) -> Callable[[], bytes | None]:
-    """Return the argument of `follow`: a function that waits for the next step, and meanwhile answers each `Ping`."""
-    ping = Ping().encode()
+def _next_step(rank: Follower, to_api: Push) -> Callable[[], bytes | None]:
+    """Return the argument of `follow`: a function that waits for the next step, and meanwhile answers each `Query`."""
 
     def receive() -> bytes | None:
-        while (data := inbox.receive_bytes()) == ping:
-            to_api.send(Pong(role, inbox.num_dropped, manager.call_counts()))
+        while (data := rank.inbox.receive_bytes()).startswith(QUERY):
+            query = decode(data)
+            assert isinstance(query, Query)
+            to_api.send(answer_query(query, rank))
         return data or None
 
     return receive

@@ -16,7 +16,7 @@ import zmq
 
 from minisgl.config import Config
 from minisgl.core import EngineSpec, Finished
-from minisgl.message import Abort, Accepted, Answer, Delta, Ping, Pong, Query, Replies, Submit
+from minisgl.message import Abort, Accepted, Answer, Delta, Query, Replies, Submit
 from minisgl.message.queue import Addresses, Pull, Push
 from minisgl.plugins.http import HttpConfig
 from minisgl.server import parsing
@@ -92,9 +92,7 @@ class AppServer:
         self._tokenizer = Pull(self._context, self._addresses.tokenizers[0])
         self._scheduler = Pull(self._context, self._addresses.scheduler)
         self._detokenizer = Pull(self._context, self._addresses.detokenizer)
-        self._inboxes = {
-            "tokenizer-0": self._tokenizer, "scheduler-0": self._scheduler, "detokenizer": self._detokenizer
-        }  # fmt: skip
+        self._inboxes = (self._tokenizer, self._scheduler, self._detokenizer)
         self._api = Push(self._context, self._addresses.api)
         self.dispatcher.begin(self.SPEC)
         api = Api(config, self.dispatcher, extensions, defaults)
@@ -109,11 +107,9 @@ class AppServer:
     async def work(self) -> None:
         """Act as the worker processes."""
         while True:
-            arrived = [(name, message) for name, inbox in self._inboxes.items() for message in inbox.drain(block=False)]
-            for name, message in arrived:
-                if isinstance(message, Ping):
-                    self._api.send(Pong(name))
-                elif isinstance(message, Submit):
+            arrived = [message for inbox in self._inboxes for message in inbox.drain(block=False)]
+            for message in arrived:
+                if isinstance(message, Submit):
                     self.submitted.append(message)
                     self._api.send(Accepted(message.uids, [3] * len(message.uids)))
                     if not self.silent:
@@ -121,8 +117,8 @@ class AppServer:
                 elif isinstance(message, Abort):
                     self.aborted += message.uids
                 elif isinstance(message, Query):
-                    assert message.function.endswith("queries:count")
-                    self._api.send(Answer(message.uid, [self.counts, self.observed]))
+                    counts = {"count": [self.counts, self.observed], "own_counts": [0, []]}
+                    self._api.send(Answer(message.uid, counts[message.function.rpartition(":")[2]]))
             await asyncio.sleep(0.002)
 
     def _answer(self, uids: Sequence[int]) -> None:

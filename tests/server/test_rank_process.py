@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from minisgl.core import I32, InvalidRequestError, Output, SamplingParams
 from minisgl.message import Accepted, Message, Replies, Schedule, Stop, pack_ids
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.server.rank_process import SchedulerLoop
 
 
@@ -67,7 +68,7 @@ def test_choices_share_the_prompt() -> None:
         Inbox([Schedule([6, 7, 8], pack_ids([1, 2, 3]), params), Stop()]),  # type: ignore[arg-type]
         to_api=sent.append,
         to_detokenizer=sent.append,
-        metrics=list,
+        manager=PluginManager.load(light=True),
     )
     loop.run()
     assert [(uid, p.seed, p.prompt_logprobs) for uid, _, p in scheduler.added] == [(6, 5, 1), (8, 7, None)]
@@ -106,7 +107,7 @@ def test_requests_that_arrive_during_a_verification_join_the_next_step() -> None
         inbox,  # type: ignore[arg-type]
         to_api=lambda message: None,
         to_detokenizer=lambda message: None,
-        metrics=list,
+        manager=PluginManager.load(light=True),
     )
     loop.run()
     assert scheduler.calls == ["read", "add", "step"]

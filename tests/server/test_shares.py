@@ -13,11 +13,10 @@ import httpx
 import pytest
 
 from minisgl.core import SamplingParams
-from minisgl.message import Abort, Message, Ping, Submit, TextPrompt
+from minisgl.message import Abort, Message, Query, Submit, TextPrompt
 from minisgl.plugins.http.apis.fair_inbox import FairInbox
 from minisgl.plugins.http.bounds import default_choices
-from minisgl.plugins.http.shares import Shares
-from minisgl.server.dispatch import DISPLACED
+from minisgl.plugins.http.shares import DISPLACED, Shares
 from minisgl.server.errors import ApiError
 from minisgl.server.request_record import Stream
 from minisgl.testing.serving import Server
@@ -61,7 +60,7 @@ def test_promise_1_one_client_does_not_fill_the_queue() -> None:
     """A new client finds room where another one has more: its youngest requests end with 503, each exactly once."""
 
     async def test(server: FakeServer) -> None:
-        server.dispatcher.make_room = Shares(100).make_room
+        Shares(100).attach(server.dispatcher)
         many = [submit(server, "a") for _ in range(100)]
         with pytest.raises(ApiError, match="Too many requests are open"):
             submit(server, "a")
@@ -78,7 +77,7 @@ def test_promise_1_one_client_does_not_fill_the_queue() -> None:
 
 def test_clients_share_the_queue_equally() -> None:
     async def test(server: FakeServer) -> None:
-        server.dispatcher.make_room = Shares(100).make_room
+        Shares(100).attach(server.dispatcher)
         for _ in range(100):
             submit(server, "a")
         for _ in range(49):
@@ -97,7 +96,7 @@ def test_large_requests_do_not_fill_the_queue(sizes: list[int], displaces: bool)
     """The largest request of the same client makes room for a smaller one, if it has more than a share."""
 
     async def test(server: FakeServer) -> None:
-        server.dispatcher.make_room = Shares(100).make_room
+        Shares(100).attach(server.dispatcher)
         streams = [submit(server, "a", n=size) for size in sizes]
         if not displaces:
             with pytest.raises(ApiError, match="Too many requests are open"):
@@ -138,9 +137,9 @@ def of(uid: int, group: int = 0) -> Submit:
 
 
 def test_prompts_of_one_request_do_not_delay_others() -> None:
-    messages = received([*(of(uid, 1) for uid in range(1, 6)), of(6), of(7, 7), of(8, 7), Ping(), of(9)])
-    names = [message.uids[0] if isinstance(message, Submit) else "ping" for message in messages]
-    assert names == [1, 6, 7, 2, "ping", 8, 3, 9, 4, 5]
+    messages = received([*(of(uid, 1) for uid in range(1, 6)), of(6), of(7, 7), of(8, 7), Query(0, ""), of(9)])
+    names = [message.uids[0] if isinstance(message, Submit) else "query" for message in messages]
+    assert names == [1, 6, 7, 2, "query", 8, 3, 9, 4, 5]
 
 
 def test_promise_1_abort_does_not_overtake_prompts() -> None:

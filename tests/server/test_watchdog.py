@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from minisgl.message import Pong
 from minisgl.plugins.http import watchdog
 from minisgl.plugins.http.watchdog import Watchdog
 from minisgl.server.errors import ApiError
@@ -24,16 +23,15 @@ class Workers:
 
     def __init__(self, answers: bool):
         self.answers = answers
-        self.open: asyncio.Future[Pong] | None = None
+        self.open: asyncio.Future[None] | None = None
         self.killed: list[tuple[str, str]] = []
         self.dispatcher = self.launcher = self
 
-    def ping(self, worker: str) -> asyncio.Future[Pong]:
-        if self.open is None or self.open.done():
-            self.open = asyncio.get_running_loop().create_future()
+    async def ask_worker(self, worker: str, function: object) -> None:
+        self.open = asyncio.get_running_loop().create_future()
         if self.answers:
-            self.open.set_result(Pong(worker))
-        return self.open
+            self.open.set_result(None)
+        await self.open
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +85,7 @@ def test_promise_10_late_answers_are_no_hang() -> None:
             await asyncio.sleep(SECONDS / 4)
             assert workers.open is not None
             if not workers.open.done():
-                workers.open.set_result(Pong("scheduler-0"))
+                workers.open.set_result(None)
 
     assert watch(False, slow_steps)[0].killed == []
 
@@ -119,8 +117,7 @@ def test_a_silent_worker_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ApiError, match=r"No answer for 0 s from: scheduler-0\."):
             dog.check_health()
         workers.answers = True
-        workers.open.set_result(Pong("scheduler-0"))
-        workers.open = None
+        workers.open.set_result(None)
         await asyncio.sleep(2 * SECONDS)
         dog.check_health()
         dog.close(0)

@@ -53,7 +53,15 @@ def detokenize(worker: TextWorker, packed: bytes) -> str:
 
 def count(loop: SchedulerLoop) -> tuple[dict[str, float], str]:
     """Return the fields of `Stats`, in rank 0's process."""
-    return {name: float(value) for name, value in loop.scheduler.stats().items()}, "".join(loop.metrics())
+    return {name: float(value) for name, value in loop.scheduler.stats().items()}, "".join(loop.manager.metrics())
+
+
+def own_counts(worker: Any) -> tuple[int, list[tuple[str, str, str, str, int]]]:
+    """Return how many messages a worker process of any kind has dropped, and its calls of plugins not built in.
+
+    A call is a plugin's name, path and SHA-256, the hook or method, and the number of calls.
+    """
+    return worker.inbox.num_dropped, worker.manager.call_counts()
 
 
 def flush_cache(loop: SchedulerLoop) -> int | None:
