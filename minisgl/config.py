@@ -10,30 +10,13 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-GROUPS = (
-    "attention",
-    "cache",
-    "scheduler",
-    "moe",
-    "graph",
-    "communicator",
-    "speculation",
-    "kernels",
-    "quantization",
-    "fp8_gemm",
-    "routing",
-    "router",
-    "tokenizer",
-    "grammar",
-    "tool_parser",
-    "reasoning_parser",
-    "live",
-)
+Part = Any
+"""The options of the part of a group: an instance of the dataclass that a plugin registered for the chosen name."""
 ROUTER_GROUPS = ("routing", "router")
 """The groups of `python -m minisgl.cluster` only: a server has no router."""
 OPTION_PLUGINS = MappingProxyType(
@@ -213,23 +196,23 @@ class Config:
     kv_events: Any = field(default_factory=partial(section, "kv_events"))
     multi_node: Any = field(default_factory=partial(section, "multi_node"))
 
-    attention: Any = None
-    cache: Any = None
-    scheduler: Any = None
-    moe: Any = None
-    graph: Any = None
-    communicator: Any = None
-    speculation: Any = None
-    kernels: Any = None
-    quantization: Any = None  # None: the part that the checkpoint or ``quantize`` names, with its default options
-    fp8_gemm: Any = None
-    routing: Any = None  # None, except in a cluster's options
-    router: Any = None
-    tokenizer: Any = None
-    grammar: Any = None
-    tool_parser: Any = None
-    reasoning_parser: Any = None
-    live: Any = None
+    attention: Part = None
+    cache: Part = None
+    scheduler: Part = None
+    moe: Part = None
+    graph: Part = None
+    communicator: Part = None
+    speculation: Part = None
+    kernels: Part = None
+    quantization: Part = None  # None: the part that the checkpoint or ``quantize`` names, with its default options
+    fp8_gemm: Part = None
+    routing: Part = None  # None, except in a cluster's options
+    router: Part = None
+    tokenizer: Part = None
+    grammar: Part = None
+    tool_parser: Part = None
+    reasoning_parser: Part = None
+    live: Part = None
 
     defaults_file: ClassVar[str] = "config.yaml"
     """The file in ``conf/`` with the defaults of the groups."""
@@ -270,3 +253,7 @@ class Config:
         for options in (self.server, self.kv_events, self.multi_node):
             if options is not None:
                 options.check()
+
+
+GROUPS = tuple(each.name for each in fields(Config) if each.type == "Part")
+"""The groups of parts, in the order of the fields of `Config`."""

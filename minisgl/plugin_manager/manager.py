@@ -8,7 +8,6 @@ A built-in plugin is loaded when it is needed: the module ``minisgl.plugins.cach
 from __future__ import annotations
 
 import importlib.metadata
-import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
 
 __all__ = ["BUILT_IN", "ConfigError", "Plugin", "PluginManager"]
 
-log = logging.getLogger(__name__)
-
 
 class _PartMetrics:
     """Exports the metrics of a part of the engine, which has a method ``metrics``."""
@@ -71,7 +68,6 @@ class PluginManager:
         self.configs: dict[str, dict[str, type]] = {group: {} for group in GROUPS}
         """Group → name → options dataclass, of the plugins that are loaded so far."""
         self._observers: list[object] | None = None  # from `minisgl_observer`; None before `observe` and after `close`
-        self._without_metrics: set[str] = set()  # the observers whose `minisgl_metrics` failed
         self._loading = threading.RLock()
         self._manager = pluggy.PluginManager(hooks.PROJECT)
         self._manager.add_hookspecs(hooks)
@@ -221,24 +217,6 @@ class PluginManager:
             if not self._manager.get_hookcallers(observer):
                 raise ConfigError(f"{label}, which a minisgl_observer hook returned, has no method with @hookimpl.")
             self._observers.append(observer)
-
-    def metrics(self) -> list[str]:
-        """Return the metrics of the observers, each as lines in Prometheus' text format.
-
-        Those of an observer with an error are left out, and its first error is logged.
-        """
-        found: list[str] = []
-        for implementation in self.hook.minisgl_metrics.get_hookimpls():
-            try:
-                text: Any = implementation.function()
-                if text is not None:
-                    found.append(text if text.endswith("\n") or not text else text + "\n")
-            except Exception as error:
-                if implementation.plugin_name not in self._without_metrics:
-                    self._without_metrics.add(implementation.plugin_name)
-                    log.error("minisgl_metrics of %s failed, so /metrics leaves its metrics out: %s",
-                              implementation.plugin_name, described(error))  # fmt: skip
-        return found
 
     def close(self) -> None:
         """Call `minisgl_closed` at the end of a scheduler, and unregister the observers that were made for it.

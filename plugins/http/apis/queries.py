@@ -6,22 +6,30 @@ extension calls. So the workers import this module too, and it imports no HTTP l
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 import msgspec
 
 from minisgl.core import InvalidRequestError
 from minisgl.message import Prompt, unpack_ids
+from minisgl.plugin_manager.failures import described
 from minisgl.server.errors import timed_out
 
 if TYPE_CHECKING:
+    from minisgl.plugin_manager.manager import PluginManager
     from minisgl.server.dispatch import Dispatcher
     from minisgl.server.extension import Stats
     from minisgl.server.rank_process import SchedulerLoop
     from minisgl.server.text_process import TextWorker
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
+_failed: WeakKeyDictionary[PluginManager, set[str]] = WeakKeyDictionary()
+"""The plugins whose `minisgl_metrics` has failed."""
 
 
 class Tokens(NamedTuple):
@@ -53,7 +61,7 @@ def detokenize(worker: TextWorker, packed: bytes) -> str:
 
 def count(loop: SchedulerLoop) -> tuple[dict[str, float], str]:
     """Return the fields of `Stats`, in rank 0's process."""
-    return {name: float(value) for name, value in loop.scheduler.stats().items()}, "".join(loop.manager.metrics())
+    return {name: float(value) for name, value in loop.scheduler.stats().items()}, "".join(metrics_of(loop.manager))
 
 
 def own_counts(worker: Any) -> tuple[int, list[tuple[str, str, str, str, int]]]:
@@ -62,6 +70,27 @@ def own_counts(worker: Any) -> tuple[int, list[tuple[str, str, str, str, int]]]:
     A call is a plugin's name, path and SHA-256, the hook or method, and the number of calls.
     """
     return worker.inbox.num_dropped, worker.manager.call_counts()
+
+
+def metrics_of(manager: PluginManager) -> list[str]:
+    """Return the metrics of the observers, each as lines in Prometheus' text format.
+
+    Those of an observer with an error are left out, and its first error is logged.
+    """
+    found: list[str] = []
+    failed = _failed.setdefault(manager, set())
+    for implementation in manager.hook.minisgl_metrics.get_hookimpls():
+        try:
+            text: Any = implementation.function()
+            if text is not None:
+                found.append(text if text.endswith("\n") or not text else text + "\n")
+        except Exception as error:
+            if (name := implementation.plugin_name) not in failed:
+                failed.add(name)
+                log.error(
+                    "minisgl_metrics of %s failed, so /metrics leaves its metrics out: %s", name, described(error)
+                )
+    return found
 
 
 def flush_cache(loop: SchedulerLoop) -> int | None:

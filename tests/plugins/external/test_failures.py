@@ -17,6 +17,7 @@ from minisgl.core import EngineSpec
 from minisgl.plugin_manager.failures import described
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.external.failures import PluginError
+from minisgl.plugins.http.apis.queries import metrics_of
 from minisgl.scheduler.observer import HookObserver
 
 SPEC = EngineSpec(page_size=16, num_pages=64, max_running_requests=8, max_seq_len=512, vocab_size=320)
@@ -150,7 +151,7 @@ def test_description_of_an_error_below_the_plugin(write: Write) -> None:
 # ---- metrics -------------------------------------------------------------------------------------------------------
 
 
-def metrics_of(write: Write, body: str) -> PluginManager:
+def manager_with(write: Write, body: str) -> PluginManager:
     """Return a manager with a good observer and one whose metrics are ``body``."""
     good = write("@hookimpl\ndef minisgl_metrics():\n    return '# TYPE good gauge\\ngood{a=\"b\"} 1'")
     return PluginManager.load([good, write(f"@hookimpl\ndef minisgl_metrics():\n    {body}")], light=True)
@@ -175,10 +176,10 @@ BAD = [
 @pytest.mark.parametrize("body", BAD)
 def test_bad_metrics(write: Write, body: str, caplog: pytest.LogCaptureFixture) -> None:
     """The other observer's metrics are complete; the error is logged once."""
-    manager = metrics_of(write, body)
+    manager = manager_with(write, body)
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
-            texts = manager.metrics()
+            texts = metrics_of(manager)
     assert "".join(texts).count("good{") == 1 and "mine" not in "".join(texts)
     (record,) = caplog.records
     assert "minisgl_metrics of " in record.getMessage() and "plugin1.py failed" in record.getMessage()
@@ -194,15 +195,15 @@ def test_bad_metrics(write: Write, body: str, caplog: pytest.LogCaptureFixture) 
 )
 def test_good_metrics(write: Write, text: str, caplog: pytest.LogCaptureFixture) -> None:
     """What Prometheus reads is passed on, with a newline at its end."""
-    manager = metrics_of(write, f"return {text!r}")
-    found = "".join(manager.metrics())
+    manager = manager_with(write, f"return {text!r}")
+    found = "".join(metrics_of(manager))
     assert not caplog.records and text in found
     list(text_string_to_metric_families(found))
 
 
 def test_no_metrics(write: Write) -> None:
-    with_none, without = metrics_of(write, "return None"), PluginManager.load(light=True)
-    assert len(with_none.metrics()) == len(without.metrics()) + 1  # that of the good observer
+    with_none, without = manager_with(write, "return None"), PluginManager.load(light=True)
+    assert len(metrics_of(with_none)) == len(metrics_of(without)) + 1  # that of the good observer
 
 
 # ---- command lines ---------------------------------------------------------------------------------------------------
