@@ -18,7 +18,7 @@ from minisgl.config import ConfigError
 from minisgl.core import EngineSpec, Req, TokenMasks
 from minisgl.engine.engine import TorchEngine
 from minisgl.engine.inputs import SamplingInputs
-from minisgl.engine.sampler import Sampled, Sampler
+from minisgl.engine.sampler import Sampler
 from minisgl.plugins.speculation import DraftProposer
 from minisgl.plugins.speculation.verification import DraftVerification
 
@@ -74,7 +74,7 @@ class SyntheticSampler(Sampler):
     """A sampler whose tokens equal each draft with probability ``acceptance``, independently of the logits.
 
     A sampled token that decides on a draft is replaced by the draft, or by another token. All other tokens are those of
-    `Sampler`. Log-probabilities are those of the tokens that were sampled. With ``acceptance`` None there is no coin.
+    `Sampler`. Log-probabilities are those of these tokens. With ``acceptance`` None there is no coin.
     """
 
     def __init__(self, spec: EngineSpec, device: torch.device, acceptance: float | None, seed: int = 0):
@@ -82,12 +82,12 @@ class SyntheticSampler(Sampler):
         self.acceptance = acceptance
         self._generator = torch.Generator(device).manual_seed(seed)
 
-    def sample(self, logits: Tensor, inputs: SamplingInputs, masks: TokenMasks | None = None) -> Sampled:
+    def sample(self, logits: Tensor, inputs: SamplingInputs, masks: TokenMasks | None = None) -> Tensor:
         """Choose tokens as `Sampler.sample` does, and then let the coin decide on the drafts."""
-        sampled = super().sample(logits, inputs, masks)
+        tokens = super().sample(logits, inputs, masks)
         if not isinstance(inputs.verification, DraftVerification) or self.acceptance is None:
-            return sampled
-        return sampled._replace(tokens=self._decide(sampled.tokens, inputs.verification, self.acceptance))
+            return tokens
+        return self._decide(tokens, inputs.verification, self.acceptance)
 
     def _decide(self, tokens: Tensor, verification: DraftVerification, acceptance: float) -> Tensor:
         """Return the tokens int64 [positions], changed at each position that is followed by a draft."""

@@ -18,7 +18,7 @@ import torch
 
 from minisgl.config import Config
 from minisgl.core import EngineDeadError, Step, StepResult, TokenMasks
-from minisgl.engine.inputs import Download, SamplePlan
+from minisgl.engine.inputs import Download
 from minisgl.engine.model_runner import Forward, GraphRunner, ModelRunner, StepRunner
 from minisgl.engine.setup import explain_out_of_memory
 from minisgl.models.converter import Kernels
@@ -33,7 +33,6 @@ class _LaunchedStep(NamedTuple):
     """A launched step whose result the scheduler has not read yet. ``names`` are those of the downloaded tensors."""
 
     step: Step
-    plan: SamplePlan | None  # None: no row samples
     names: Sequence[str]
     download: Download
 
@@ -121,9 +120,8 @@ class TorchEngine:
     def _sample(self, forward: Forward, masks: TokenMasks | None) -> None:
         """Choose the tokens of a step on rank 0, give them to all ranks, and start the download of the result."""
         tensors = self.runner.sample(forward, masks)
-        plan = None if forward.sampling is None else forward.sampling.plan
         download = Download(list(tensors.values()), self._stream)
-        self._in_flight.append(_LaunchedStep(forward.step, plan, list(tensors), download))
+        self._in_flight.append(_LaunchedStep(forward.step, list(tensors), download))
 
     def result(self) -> StepResult:
         """Wait for the oldest step in flight and return its tokens and log-probabilities.
@@ -141,7 +139,7 @@ class TorchEngine:
             if self.peers is not None:
                 self.peers.wait(launched.download.ready)
             arrays = launched.download.arrays()
-        return self.runner.read(launched.step, launched.plan, dict(zip(launched.names, arrays, strict=True)))
+        return self.runner.read(launched.step, dict(zip(launched.names, arrays, strict=True)))
 
     @contextlib.contextmanager
     def _computing(self) -> Iterator[None]:

@@ -45,7 +45,6 @@ class SamplePlan(NamedTuple):
 
     flags: int  # bitwise or of the flags of all rows
     rows: dict[int, I32]  # flag of a group (`Sampler.groups`) -> the rows that use it; no entry if all rows do
-    alternatives: I32 | None = None  # [rows] number of alternatives to report with the token; -1: no log-probabilities
     req_pool_indices: I32 | None = None  # [rows], if a `LogitsProcessor` is used
 
 

@@ -7,7 +7,7 @@ forbids.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ class LogitsProcessor:
 
     parameters: tuple[str, ...] = ()
     """Fields of `SamplingParams`. A request uses the processor if one of them does not have its default value."""
+    flag = 0  # set by `Sampler.add`: the rows of a `SamplePlan` that use the processor are its ``rows[flag]``
     after_top_p = False
     """Whether it is applied after temperature, top-k and top-p, and only to rows that are not greedy; or before."""
 
@@ -46,11 +47,15 @@ class LogitsProcessor:
         """
         raise NotImplementedError
 
-    def commit(self, tokens: Tensor, inputs: SamplingInputs, accepted: Accepted | None, rows: Tensor | None) -> None:
+    def commit(
+        self, tokens: Tensor, inputs: SamplingInputs, accepted: Accepted | None, rows: Tensor | None
+    ) -> Mapping[str, Tensor] | None:
         """Note the ``tokens`` int64 [all sampled positions] of a step.
 
         ``accepted`` is the result of ``inputs.verification``; None: every token counts. ``rows`` is as in `apply`.
+        Returns tensors of which one of `ModelRunner.readers` adds something to the step's result, by name, or None.
         """
+        return None
 
 
 def mask_tokens(logits: Tensor, rows: Tensor, bits: Tensor) -> None:

@@ -7,7 +7,7 @@ runner knows steps and tensors. Streams, steps in flight and results belong to `
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from minisgl.attention import AttentionBackend, AttnBatch
-from minisgl.core import EngineSpec, Step, StepResult, TokenMasks
-from minisgl.engine.inputs import Accepted, InputBuilder, Line, ModelInputs, SamplePlan, SamplingInputs
-from minisgl.engine.results import read_result
-from minisgl.engine.sampler import Sampled, Sampler
+from minisgl.core import I32, EngineSpec, Step, StepResult, TokenMasks
+from minisgl.engine.inputs import InputBuilder, Line, ModelInputs, SamplePlan, SamplingInputs
+from minisgl.engine.sampler import Sampler
 from minisgl.layers.context import Context
 from minisgl.models.decoder import Model
 
@@ -60,6 +59,10 @@ class Forward(NamedTuple):
     repeat: Any | None = None  # from a wrapper that can launch the pass again: its inputs, and a method ``run``
 
 
+Reader = Callable[[Step, StepResult, Mapping[str, npt.NDArray[Any]]], StepResult]
+"""Returns the result of a step with what it makes of the tensors of `StepRunner.sample`, given on the host, by name."""
+
+
 class Scorer(Protocol):
     """Reads hidden states of a step beside those to sample after, to score prompts: `plugins/sampling`."""
 
@@ -67,10 +70,10 @@ class Scorer(Protocol):
         """Return the tokens of the step whose hidden states it reads: their indices, int32, on the device."""
 
     def score(self, step: Step, hidden: Tensor) -> dict[str, Tensor]:
-        """Return what `read` needs of the hidden states [indices, hidden], by name. Every rank makes this call."""
+        """Return the scores, as tensors by name, for one of `ModelRunner.readers`. Every rank makes this call.
 
-    def read(self, step: Step, result: StepResult, arrays: Mapping[str, npt.NDArray[Any]]) -> StepResult:
-        """Return the result of the step with the scores. ``arrays`` are the tensors of `score`, on the host."""
+        ``hidden`` [indices, hidden] are the hidden states of `indices`.
+        """
 
 
 class StepRunner(Protocol):
@@ -91,11 +94,8 @@ class StepRunner(Protocol):
         Returns the tensors of which `read` makes the result, by name.
         """
 
-    def read(self, step: Step, plan: SamplePlan | None, arrays: Mapping[str, npt.NDArray[Any]]) -> StepResult:
-        """Return the result of a step. ``arrays`` are the tensors that `sample` returned, on the host.
-
-        ``plan`` is the plan of sampling; None if no row samples.
-        """
+    def read(self, step: Step, arrays: Mapping[str, npt.NDArray[Any]]) -> StepResult:
+        """Return the result of a step. ``arrays`` are the tensors that `sample` returned, on the host."""
 
     def close(self) -> None:
         """Release what the runner holds. The engine calls it before it closes the communicator."""
@@ -150,6 +150,8 @@ class ModelRunner:
         self.sampler = Sampler(spec.max_running_requests, spec.vocab_size, self.device)
         self.inputs = InputBuilder(spec, self.device)
         self.scorer: Scorer | None = None  # set if a plugin scores prompts
+        # By the name of a tensor of `sample`: what adds it to the result of a step that has such a tensor.
+        self.readers: dict[str, Reader] = {}
         # [request-pool rows, the scratch row included]: the token that the row sampled last.
         self.last_token_ids = torch.zeros(spec.max_running_requests + 1, dtype=torch.int64, device=self.device)
 
@@ -209,22 +211,32 @@ class ModelRunner:
         return Forward(prepared.step, logits, prepared.sampling, scores)
 
     def sample(self, forward: Forward, masks: TokenMasks | None) -> dict[str, Tensor]:
-        """Choose the tokens of a step. Return them, with their log-probabilities and the scores of prompts, by name."""
-        tensors = forward.scores
-        if forward.logits is None or forward.sampling is None:
-            return tensors
-        sampled, accepted = self.choose(forward.logits, forward.sampling, masks)
-        tensors["tokens"] = sampled.tokens
-        if sampled.chosen is not None:
-            tensors |= sampled._asdict()
-        if accepted is not None:
+        """Choose the tokens of a step, and compare them with its drafts, if it has some.
+
+        Returns, by name, what `read_tokens` reads, the scores of prompts, and on rank 0 what processors add.
+        """
+        inputs = forward.sampling
+        if forward.logits is None or inputs is None:
+            return forward.scores
+        tokens = self.draw(forward.logits, inputs, masks)
+        tensors = {**forward.scores, "tokens": tokens}
+        rows, last_token_ids, accepted = inputs.req_pool_indices, tokens, None
+        if inputs.verification is not None:
+            accepted = inputs.verification.accept(tokens)
+            rows, last_token_ids = inputs.verification.req_pool_indices, accepted.last
             tensors["accepted"] = accepted.length
+        self.last_token_ids.index_put_((rows,), last_token_ids)  # no index occurs twice
+        if self.rank == 0:
+            tensors |= self.sampler.commit(tokens, inputs, accepted)
         return tensors
 
-    def read(self, step: Step, plan: SamplePlan | None, arrays: Mapping[str, npt.NDArray[Any]]) -> StepResult:
+    def read(self, step: Step, arrays: Mapping[str, npt.NDArray[Any]]) -> StepResult:
         """Return the result of a step. ``arrays`` are the tensors that `sample` returned, on the host."""
-        result = read_result(step, plan, arrays)
-        return self.scorer.read(step, result, arrays) if step.prompt_logprobs and self.scorer is not None else result
+        result = StepResult(step.id, *read_tokens(step, arrays))
+        for name, read in self.readers.items():
+            if name in arrays:
+                result = read(step, result, arrays)
+        return result
 
     # ---- its parts ------------------------------------------------------------------------------
 
@@ -245,24 +257,34 @@ class ModelRunner:
             input_ids = torch.where(input_ids < 0, self.last_token_ids.index_select(0, req_pool_indices), input_ids)
         return input_ids, positions, out_cache_loc
 
-    def choose(
-        self, logits: Tensor, inputs: SamplingInputs, masks: TokenMasks | None = None
-    ) -> tuple[Sampled, Accepted | None]:
-        """Sample, and compare the tokens with the drafts, if there are any. Only rank 0 has log-probabilities."""
-        sampled = self.draw(logits, inputs, masks)
-        rows, last_token_ids, accepted = inputs.req_pool_indices, sampled.tokens, None
-        if inputs.verification is not None:
-            accepted = inputs.verification.accept(sampled.tokens)
-            rows, last_token_ids = inputs.verification.req_pool_indices, accepted.last
-        self.last_token_ids.index_put_((rows,), last_token_ids)  # no index occurs twice
+    def draw(self, logits: Tensor, inputs: SamplingInputs, masks: TokenMasks | None = None) -> Tensor:
+        """Sample on rank 0, and give the tokens, int64 [sampled positions], to all ranks."""
         if self.rank == 0:
-            self.sampler.commit(sampled.tokens, inputs, accepted)
-        return sampled, accepted
-
-    def draw(self, logits: Tensor, inputs: SamplingInputs, masks: TokenMasks | None = None) -> Sampled:
-        """Sample on rank 0, and give the tokens to all ranks."""
-        if self.rank == 0:
-            sampled = self.sampler.sample(logits, inputs, masks)
+            tokens = self.sampler.sample(logits, inputs, masks)
         else:
-            sampled = Sampled(torch.empty(len(inputs.req_pool_indices), dtype=torch.int64, device=self.device))
-        return sampled if self.size == 1 else sampled._replace(tokens=self.ctx.comm.broadcast(sampled.tokens, src=0))
+            tokens = torch.empty(len(inputs.req_pool_indices), dtype=torch.int64, device=self.device)
+        return tokens if self.size == 1 else self.ctx.comm.broadcast(tokens, src=0)
+
+
+def read_tokens(step: Step, arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[I32, I32]:
+    """Return ``tokens`` and ``accepted`` of a `StepResult`. Tokens that do not count are 0.
+
+    ``arrays``, by name: ``tokens`` int64 [sampled positions], missing if no row samples, and ``accepted`` int64 with an
+    entry for each row that samples, only if a row verifies.
+    """
+    counts = step.num_sampled_tokens
+    if "accepted" not in arrays:
+        sampled = arrays.get("tokens")
+        if sampled is not None and len(sampled) == step.rows:
+            return sampled.astype(np.int32)[:, None], counts.copy()
+        tokens = np.zeros((step.rows, 1), np.int32)
+        if sampled is not None:
+            tokens[step.sample, 0] = sampled
+        return tokens, counts.copy()
+    accepted = np.zeros(step.rows, np.int32)
+    accepted[step.sample] = arrays["accepted"]
+    tokens = np.zeros((step.rows, counts.max()), np.int32)
+    k = np.arange(tokens.shape[1])
+    tokens[k < counts[:, None]] = arrays["tokens"]
+    tokens[k >= accepted[:, None]] = 0
+    return tokens, accepted

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,23 +25,11 @@ from minisgl.engine.logits_processors import LogitsProcessor
 
 # Flags of a request: which parts of sampling it uses. PARTIAL_SORT: top-k (and top-p) over the PARTIAL_SORT_WIDTH
 # largest logits; FULL_SORT: top-k or top-p over the whole vocabulary. The processors have the flags above these.
-RANDOM, PARTIAL_SORT, FULL_SORT, LOGPROBS = (1 << i for i in range(4))
-PROCESSORS = -1 << 4  # the flags of all processors
+RANDOM, PARTIAL_SORT, FULL_SORT = (1 << i for i in range(3))
+PROCESSORS = -1 << 3  # the flags of all processors
 _DEFAULT = SamplingParams()
 
 MIN_TEMPERATURE = 1e-5  # lower ones (of rows that are not greedy) are raised to it, or float32 could overflow
-
-
-class Sampled(NamedTuple):
-    """Sampled tokens on the device, and the log-probabilities of the rows in the group LOGPROBS.
-
-    The field names are also the names of these arrays in the download of a step's result.
-    """
-
-    tokens: Tensor  # int64 [rows]
-    chosen: Tensor | None = None  # float32 [group]: log-probability of the sampled token
-    top: Tensor | None = None  # float32 [group, MAX_LOGPROBS]: log-probabilities of the most likely tokens, best first
-    top_ids: Tensor | None = None  # int64 [group, MAX_LOGPROBS]: ids of the most likely tokens
 
 
 def state_bytes(max_running_requests: int, vocab_size: int) -> int:
@@ -65,17 +52,16 @@ class Sampler:
         self.top_k_p_threshold: Callable[..., Tensor] = logits_processors.top_k_p_threshold
         self.log_sum_exp: Callable[[Tensor], Tensor] = partial(torch.logsumexp, dim=1, keepdim=True)
         self.processors: dict[int, LogitsProcessor] = {}  # by flag, in the order in which they are applied
-        self.groups = [RANDOM, PARTIAL_SORT, FULL_SORT, LOGPROBS]  # flags of parts that run on a subset of the rows
+        self.groups = [RANDOM, PARTIAL_SORT, FULL_SORT]  # flags of parts that run on a subset of the rows
         self._filters = PARTIAL_SORT | FULL_SORT  # flags of what changes logits after the temperature
         self._upload = Uploader(device)
         self._flags = np.zeros(max_running_requests + 1, np.int32)
-        self._alternatives = np.full(max_running_requests + 1, -1, np.int32)
         self.params = torch.zeros(max_running_requests + 1, len(Param), dtype=torch.int32, device=device)
         self._hashes: Tensor | None = None  # `token_hashes`, made for the first request that is not greedy
 
     def add(self, processor: LogitsProcessor) -> None:
         """Add a processor, before the first request. Those added before it are applied before it."""
-        flag = self.groups[-1] << 1
+        flag = processor.flag = self.groups[-1] << 1
         self.groups.append(flag)
         self.processors[flag] = processor
         if processor.after_top_p:
@@ -95,7 +81,6 @@ class Sampler:
             floats[i, Param.TOP_P] = p.top_p
             ints[i, Param.TOP_K] = p.top_k if 0 < p.top_k < self.vocab_size else 0
             self._flags[admission.req_pool_idx] = self._flags_of(p)
-            self._alternatives[admission.req_pool_idx] = -1 if p.logprobs is None else p.logprobs
         host_indices = np.array([admission.req_pool_idx for admission in admissions], np.int32)
         req_pool_indices, rows = self._upload([host_indices, ints])
         self.params.index_copy_(0, req_pool_indices.long(), rows)
@@ -111,42 +96,36 @@ class Sampler:
         if union:
             common = int(np.bitwise_and.reduce(flags))
             rows = {g: np.flatnonzero(flags & g).astype(np.int32) for g in self.groups if union & ~common & g}
-        alternatives = self._alternatives[req_pool_indices] if union & LOGPROBS else None
-        return SamplePlan(union, rows, alternatives, req_pool_indices if union & PROCESSORS else None)
+        return SamplePlan(union, rows, req_pool_indices if union & PROCESSORS else None)
 
-    def sample(self, logits: Tensor, inputs: SamplingInputs, masks: TokenMasks | None = None) -> Sampled:
-        """Choose a token for each row of ``logits`` [rows, vocab].
+    def sample(self, logits: Tensor, inputs: SamplingInputs, masks: TokenMasks | None = None) -> Tensor:
+        """Choose a token for each row of ``logits`` [rows, vocab]. Returns int64 [rows].
 
-        The logits are in the model's dtype and may be overwritten. The order is vLLM's: ``masks``, processors such as
-        bias and penalties, temperature, top-k, top-p, processors such as min-p. Call `commit` afterwards.
+        The logits are in the model's dtype and may be overwritten. The order is vLLM's: bias, penalties and other
+        processors, ``masks``, temperature, top-k, top-p, processors such as min-p. (vLLM applies masks before bias and
+        penalties. The tokens are the same, because a logit that is -inf stays so.) Call `commit` afterwards.
         """
-        plan, groups = inputs.plan, inputs.groups
-        if plan.flags & ~RANDOM:  # logits processors and log-probabilities compute in float32
+        plan = inputs.plan
+        if plan.flags & ~RANDOM:  # logits processors compute in float32
             logits = logits.float()
-        raw = select_rows(logits, groups.get(LOGPROBS)).clone() if plan.flags & LOGPROBS else None
-        if masks is not None and len(masks.positions):
-            self.mask_tokens(logits, *self._upload([masks.positions, masks.bits]))
         if plan.flags & PROCESSORS:
             logits = self._process(logits, inputs, after_top_p=False)
-        tokens = self._draw(logits, inputs) if plan.flags & RANDOM else self.argmax(logits)
-        if raw is None:
-            return Sampled(tokens)
-        # Log-probabilities are those of the model's own distribution, before masks, bias, penalties and temperature, as
-        # vLLM reports them by default (but vLLM reports them after masks).
-        top, top_ids = raw.topk(min(SamplingParams.MAX_LOGPROBS, self.vocab_size), dim=1)
-        total = self.log_sum_exp(raw)
-        chosen = raw.gather(1, select_rows(tokens, groups.get(LOGPROBS))[:, None])
-        return Sampled(tokens, (chosen - total).squeeze(1), top - total, top_ids)
+        if masks is not None and len(masks.positions):
+            self.mask_tokens(logits, *self._upload([masks.positions, masks.bits]))
+        return self._draw(logits, inputs) if plan.flags & RANDOM else self.argmax(logits)
 
-    def commit(self, tokens: Tensor, inputs: SamplingInputs, accepted: Accepted | None) -> None:
+    def commit(self, tokens: Tensor, inputs: SamplingInputs, accepted: Accepted | None) -> dict[str, Tensor]:
         """Tell the processors of the step which of the sampled ``tokens`` [rows] count.
 
-        ``accepted`` is the result of ``inputs.verification``; None: every token counts.
+        ``accepted`` is the result of ``inputs.verification``; None: every token counts. Returns what the processors add
+        to the step's result.
         """
+        added: dict[str, Tensor] = {}
         if inputs.plan.flags & PROCESSORS:
             for flag, processor in self.processors.items():
                 if inputs.plan.flags & flag:
-                    processor.commit(tokens, inputs, accepted, inputs.groups.get(flag))
+                    added |= processor.commit(tokens, inputs, accepted, inputs.groups.get(flag)) or {}
+        return added
 
     def _flags_of(self, p: SamplingParams) -> int:
         flags = 0
@@ -156,7 +135,6 @@ class Sampler:
                 flags |= PARTIAL_SORT
             elif 0 < p.top_k < self.vocab_size or p.top_p < 1.0:
                 flags |= FULL_SORT
-        flags |= LOGPROBS if p.logprobs is not None else 0
         for flag, processor in self.processors.items():
             asked = any(getattr(p, name) != getattr(_DEFAULT, name) for name in processor.parameters)
             if asked and not (processor.after_top_p and p.greedy):

@@ -25,6 +25,7 @@ PARAMETER_PLUGINS = {
     **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), ("sampling", "penalties")),
     "logit_bias": ("sampling", "logit_bias"),
     "min_p": ("sampling", "min_p"),
+    "logprobs": ("sampling", "logprobs"),
     "prompt_logprobs": ("sampling", "prompt_logprobs"),
 }
 """Field of `SamplingParams` → the plugin, a kind and a name, without which a request with the field is refused."""

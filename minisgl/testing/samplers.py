@@ -6,6 +6,7 @@ import torch
 
 from minisgl.engine.sampler import Sampler
 from minisgl.plugins.sampling.logit_bias import LogitBias
+from minisgl.plugins.sampling.logprobs import SampledLogprobs
 from minisgl.plugins.sampling.min_p import MinP
 from minisgl.plugins.sampling.penalties import Penalties
 
@@ -14,6 +15,7 @@ __all__ = ["add_processors", "full_sampler"]
 
 def add_processors(sampler: Sampler, max_running_requests: int) -> Sampler:
     """Add a new object of each shipped processor to ``sampler``, and return it."""
+    sampler.add(SampledLogprobs(max_running_requests, sampler.log_sum_exp))
     sampler.add(LogitBias(max_running_requests, sampler.device))
     sampler.add(Penalties(max_running_requests, sampler.vocab_size, sampler.device))
     sampler.add(MinP(max_running_requests, sampler.device))

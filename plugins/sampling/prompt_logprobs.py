@@ -30,7 +30,8 @@ BLOCK_BYTES = 64 << 20
 @hookimpl
 def minisgl_wrap_runner() -> Any:
     def wrap(runner: StepRunner, model_runner: ModelRunner) -> StepRunner:
-        model_runner.scorer = PromptScorer(model_runner)
+        model_runner.scorer = scorer = PromptScorer(model_runner)
+        model_runner.readers["prompt_chosen"] = scorer.read
         return runner
 
     return wrap

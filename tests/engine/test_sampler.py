@@ -10,11 +10,10 @@ import pytest
 import torch
 from transformers import generation as hf
 
-from minisgl.core import Admission, Logprobs, SamplingParams
+from minisgl.core import Admission, SamplingParams
 from minisgl.engine import logits_processors
 from minisgl.engine.gumbel import gumbel, seed_key, token_hashes
 from minisgl.engine.inputs import SamplingInputs
-from minisgl.engine.results import read_logprobs
 from minisgl.engine.sampler import Sampler
 from minisgl.plugins.sampling.min_p import min_p_threshold
 from minisgl.testing.samplers import full_sampler
@@ -23,21 +22,17 @@ CPU = torch.device("cpu")
 VOCAB = 300
 
 
-def draw(
-    sampler: Sampler, logits: torch.Tensor, rows: Sequence[int], positions: Sequence[int]
-) -> tuple[list[int], list[Logprobs | None] | None]:
-    """Run one sampling step for the request-pool rows ``rows``. Return the tokens and the log-probabilities, if any."""
+def draw(sampler: Sampler, logits: torch.Tensor, rows: Sequence[int], positions: Sequence[int]) -> list[int]:
+    """Run one sampling step for the request-pool rows ``rows``. Return the tokens."""
     indices = np.asarray(rows, np.int32)
     plan = sampler.plan(indices)
     groups = {g: torch.from_numpy(group_rows) for g, group_rows in plan.rows.items()}
     device_positions = torch.tensor(positions, dtype=torch.int32)
     inputs = SamplingInputs(None, torch.from_numpy(indices), device_positions, plan, groups)
-    out = sampler.sample(logits.clone(), inputs)
-    sampler.commit(out.tokens, inputs, None)
-    logprobs = None
-    if out.chosen is not None and out.top is not None and out.top_ids is not None:
-        logprobs = read_logprobs(plan, out.chosen.numpy(), out.top.numpy(), out.top_ids.numpy())
-    return out.tokens.tolist(), logprobs
+    tokens = sampler.sample(logits.clone(), inputs)
+    sampler.commit(tokens, inputs, None)
+    chosen: list[int] = tokens.tolist()
+    return chosen
 
 
 def sampler_with(params: Sequence[SamplingParams], vocab: int = VOCAB, **history: Any) -> Sampler:
@@ -97,9 +92,9 @@ def test_draws_follow_distribution(vary: str) -> None:
     if vary == "seed":
         sampler = full_sampler(n, 8, CPU)
         sampler.admit([Admission(i, i, params, i) for i in range(n)])
-        tokens, _ = draw(sampler, logits.expand(n, 8), range(n), [17] * n)
+        tokens = draw(sampler, logits.expand(n, 8), range(n), [17] * n)
     else:
-        tokens, _ = draw(sampler_with([params], 8), logits.expand(n, 8), [0] * n, range(n))
+        tokens = draw(sampler_with([params], 8), logits.expand(n, 8), [0] * n, range(n))
     probs = (logits / 0.8).softmax(0).double().numpy()
     assert chi_square(np.bincount(tokens, minlength=8), probs) < 5
     pairs = np.asarray(tokens[::2]) * 8 + np.asarray(tokens[1::2])  # consecutive seeds or positions are independent
@@ -133,10 +128,10 @@ def test_row_does_not_depend_on_other_rows() -> None:
     logits, positions = random_logits(8), [100, 3, 70_000, 4, 5, 6, 7, 8]
     history = {"prompt_ids": np.arange(9, dtype=np.int32), "output_ids": np.array([50, 50, 60], np.int32)}
     rng = np.random.default_rng(0)
-    alone = [draw(sampler_with(params, **history), logits[i : i + 1], [i], [positions[i]])[0][0] for i in range(8)]
+    alone = [draw(sampler_with(params, **history), logits[i : i + 1], [i], [positions[i]])[0] for i in range(8)]
     for _ in range(30):
         order = rng.permutation(8)[: rng.integers(1, 9)]
-        tokens, _ = draw(sampler_with(params, **history), logits[order], list(order), [positions[i] for i in order])
+        tokens = draw(sampler_with(params, **history), logits[order], list(order), [positions[i] for i in order])
         assert tokens == [alone[i] for i in order]
 
 
@@ -148,14 +143,14 @@ def test_retracted_request_draws_the_same() -> None:
 
     first = full_sampler(4, VOCAB, CPU)
     first.admit([Admission(0, 1, params, 77, prompt, np.empty(0, np.int32))])
-    whole = [draw(first, logits, [0], [3 + i])[0][0] for i, logits in enumerate(steps)]
+    whole = [draw(first, logits, [0], [3 + i])[0] for i, logits in enumerate(steps)]
 
     second = full_sampler(4, VOCAB, CPU)
     others = np.arange(0, VOCAB, 2, dtype=np.int32)
     second.admit([Admission(3, 9, params, 1, others, others + 1)])  # the row's history has every token
     draw(second, steps[0], [3], [3])
     second.admit([Admission(3, 1, params, 77, prompt, np.array(whole[:4], np.int32))])  # resumes at the fifth token
-    resumed = [draw(second, steps[i], [3], [3 + i])[0][0] for i in range(4, 8)]
+    resumed = [draw(second, steps[i], [3], [3 + i])[0] for i in range(4, 8)]
     assert resumed == whole[4:]
 
 
@@ -165,7 +160,7 @@ def test_greedy_after_another_request() -> None:
     sampler.admit([Admission(0, 2, SamplingParams(temperature=0.0), 0)])
     logits = torch.zeros(1, VOCAB)
     logits[0, [7, 9]] = 1.0
-    assert draw(sampler, logits, [0], [5]) == ([7], None)
+    assert draw(sampler, logits, [0], [5]) == [7]
 
 
 def test_extreme_parameters() -> None:
@@ -178,28 +173,13 @@ def test_extreme_parameters() -> None:
         SamplingParams(temperature=0.01, top_k=-1, top_p=0.999999),
     ]
     logits = random_logits(5) * 30
-    tokens, _ = draw(sampler_with(params), logits, range(5), [2**31 - 1] * 5)
+    tokens = draw(sampler_with(params), logits, range(5), [2**31 - 1] * 5)
     assert tokens[:4] == logits.argmax(1).tolist()[:4]
-
-
-def test_logprobs() -> None:
-    """Log-probabilities are those of the raw logits, before temperature and top-k, for the rows that ask for them."""
-    params = [SamplingParams(temperature=2.0, top_k=5, logprobs=3), SamplingParams(), SamplingParams(logprobs=0)]
-    logits = random_logits(3)
-    tokens, logprobs = draw(sampler_with(params), logits, [0, 1, 2], [1, 2, 3])
-    expected = logits.log_softmax(1)
-    assert logprobs is not None
-    assert logprobs[1] is None
-    assert logprobs[0] is not None
-    assert logprobs[0].chosen == pytest.approx(float(expected[0, tokens[0]]), abs=1e-5)
-    assert list(logprobs[0].top_ids) == expected[0].topk(3).indices.tolist()
-    assert logprobs[0].top == pytest.approx(expected[0].topk(3).values.tolist(), abs=1e-5)
-    assert logprobs[2] == Logprobs(pytest.approx(float(expected[2, tokens[2]]), abs=1e-5))
 
 
 def test_greedy_batch_allocates_no_state() -> None:
     """Token hashes are not allocated for greedy requests, and their plan has no flags."""
     sampler = sampler_with([SamplingParams(temperature=0.0)] * 4)
-    assert sampler.plan(np.arange(4, dtype=np.int32)) == (0, {}, None, None)
+    assert sampler.plan(np.arange(4, dtype=np.int32)) == (0, {}, None)
     draw(sampler, random_logits(4), range(4), [1] * 4)
     assert sampler._hashes is None

@@ -23,8 +23,9 @@ from minisgl.core import (
 )
 from minisgl.engine import logits_processors
 from minisgl.engine.inputs import InputBuilder
-from minisgl.engine.results import read_result
+from minisgl.engine.model_runner import read_tokens
 from minisgl.engine.sampler import Sampler, state_bytes
+from minisgl.plugins.sampling.logprobs import SampledLogprobs
 from minisgl.plugins.speculation.verification import DraftVerification, verification_arrays, verifying_inputs
 from minisgl.testing.samplers import full_sampler
 from minisgl.testing.steps import RowSpec, StepWriter
@@ -50,27 +51,29 @@ class Sampling:
         history = {"prompt_ids": np.array(PROMPT, np.int32), "output_ids": np.array([50, 50, 60], np.int32)}
         self.sampler.admit([Admission(i, i, p, 100 + i, **history) for i, p in enumerate(params)])
 
+        (self.logprobs,) = (p for p in self.sampler.processors.values() if isinstance(p, SampledLogprobs))
+
     def run(self, step: Step, masks: TokenMasks | None = None) -> StepResult:
         """Sample the step as the engine does. All its input ids must be known."""
         self.builder.update_page_table(step)
         _, batch = self.builder.build(step)
         repeated = np.repeat(step.req_pool_indices, step.num_sampled_tokens)
-        plan = self.sampler.plan(repeated)
-        inputs = self.builder.sampling_inputs(step, plan, batch)
+        inputs = self.builder.sampling_inputs(step, self.sampler.plan(repeated), batch)
         rows = [
             logits_of(int(uid), int(position) - 1, int(step.input_ids[index]))
             for uid, position, index in zip(
                 repeated, inputs.positions, inputs.logits_indices if inputs.logits_indices is not None else range(99)
             )
         ]
-        sampled = self.sampler.sample(torch.stack(rows), inputs, masks)
-        arrays = {name: t.numpy() for name, t in sampled._asdict().items() if t is not None}
-        accepted = None
+        tokens, accepted = self.sampler.sample(torch.stack(rows), inputs, masks), None
+        tensors = {"tokens": tokens}
         if inputs.verification is not None:
-            accepted = inputs.verification.accept(sampled.tokens)
-            arrays["accepted"] = accepted.length.numpy()
-        self.sampler.commit(sampled.tokens, inputs, accepted)
-        return read_result(step, plan, arrays)
+            accepted = inputs.verification.accept(tokens)
+            tensors["accepted"] = accepted.length
+        tensors |= self.sampler.commit(tokens, inputs, accepted)
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        result = StepResult(step.id, *read_tokens(step, arrays))
+        return self.logprobs.read(step, result, arrays) if "chosen" in arrays else result
 
 
 def one_by_one(params: list[SamplingParams], tokens: int) -> tuple[list[list[int]], list[list[Logprobs | None]]]:

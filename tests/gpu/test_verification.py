@@ -191,11 +191,11 @@ def test_penalties_see_drafts() -> None:
     builder.update_page_table(step)
     inputs = builder.sampling_inputs(step, sampler.plan(np.repeat(step.req_pool_indices, 3)), builder.build(step)[1])
     sampled = sampler.sample(logits.clone(), inputs)
-    assert sampled.tokens.tolist() == [4, 5, 5]
+    assert sampled.tolist() == [4, 5, 5]
     assert inputs.verification is not None
-    accepted = inputs.verification.accept(sampled.tokens)
+    accepted = inputs.verification.accept(sampled)
     assert (accepted.length.tolist(), accepted.last.tolist()) == ([2], [5])
-    sampler.commit(sampled.tokens, inputs, accepted)
+    sampler.commit(sampled, inputs, accepted)
     (history,) = (p.history for p in sampler.processors.values() if isinstance(p, Penalties))
     assert (history[2, 4:6] >> 1).tolist() == [1, 1]
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from minisgl.core import I32, PENDING, Admission, Step, StepResult, TokenMasks
-from minisgl.engine.inputs import Accepted, Line, SamplePlan, SamplingInputs
+from minisgl.engine.inputs import Accepted, Line, SamplingInputs
 from minisgl.engine.model_runner import Forward, ModelRunner, StepRunner
 from minisgl.engine.sampler import PROCESSORS
 from minisgl.plugins.kernels.ops.rounds import advance, next_drafts
@@ -97,7 +97,7 @@ class RoundsRunner:
                 verification.drafts[:, :-1] = packed[Line.INPUT_ID, : len(logits)].view(-1, width)[:, 1:]
                 inputs = inputs._replace(positions=packed[Line.SEQ_LEN, : len(logits)].clone())
                 logits = repeat.run()[: len(logits)]
-            tokens = runner.draw(logits, inputs).tokens
+            tokens = runner.draw(logits, inputs)
             length = advance(tokens.view(-1, width), packed, self._history, table, size)
             if runner.rank == 0 and inputs.plan.flags & PROCESSORS:
                 last = packed[Line.INPUT_ID, : len(logits) : width].long()
@@ -131,10 +131,10 @@ class RoundsRunner:
             lengths.append(tensors["accepted"])
         return {"tokens": torch.stack(all_tokens), "accepted": torch.stack(lengths)}
 
-    def read(self, step: Step, plan: SamplePlan | None, arrays: Mapping[str, npt.NDArray[Any]]) -> StepResult:
+    def read(self, step: Step, arrays: Mapping[str, npt.NDArray[Any]]) -> StepResult:
         """Return the result of a step. ``arrays`` are the tensors that `sample` returned, on the host."""
         if step.rounds == 1:
-            return self.runner.read(step, plan, arrays)
+            return self.runner.read(step, arrays)
         return _read_rounds(step, arrays["tokens"], arrays["accepted"].astype(np.int32))
 
 

@@ -23,7 +23,7 @@ def inputs_of(sampler: Sampler, rows: I32) -> SamplingInputs:
 
 def sample(sampler: Sampler, logits: torch.Tensor, rows: I32) -> list[int]:
     """Return the token that each row samples."""
-    tokens: list[int] = sampler.sample(logits, inputs_of(sampler, rows)).tokens.tolist()
+    tokens: list[int] = sampler.sample(logits, inputs_of(sampler, rows)).tolist()
     return tokens
 
 

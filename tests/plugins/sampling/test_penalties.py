@@ -60,11 +60,11 @@ def test_penalties_see_drafts_before_a_position() -> None:
         plan = sampler.plan(np.repeat(step.req_pool_indices, 3))
         inputs = builder.sampling_inputs(step, plan, builder.build(step)[1])
         sampled = sampler.sample(logits.repeat(3, 1), inputs)
-        assert sampled.tokens.tolist() == [4, 5, 4] if drafts == [4, 5] else [4, 5, 5]
+        assert sampled.tolist() == [4, 5, 4] if drafts == [4, 5] else [4, 5, 5]
         assert inputs.verification is not None
-        accepted = inputs.verification.accept(sampled.tokens)
+        accepted = inputs.verification.accept(sampled)
         assert accepted.length.tolist() == [3 if drafts == [4, 5] else 2]
-        sampler.commit(sampled.tokens, inputs, accepted)
+        sampler.commit(sampled, inputs, accepted)
         (history,) = (p.history for p in sampler.processors.values() if isinstance(p, Penalties))
         assert (history[2, 4:6] >> 1).tolist() == counts
         history.zero_()
