@@ -1,13 +1,15 @@
 """The architectures of `tutor` and its siblings: building, attention over packed rows, and export to a folder.
 
-The models are transformers' Qwen3 classes, so that transformers can load the exported folders. This module adds an
-attention function in which a token attends only to its own document of a packed row. It knows nothing of the training
-text or of learning-rate schedules.
+The models are transformers' Qwen3 and Qwen3.5 classes, so that transformers can load the exported folders. This module
+adds an attention function in which a token attends only to its own document of a packed row, and layers of linear
+attention whose state holds only this document (`delta`). It knows nothing of the training text or of learning-rate
+schedules.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from types import MethodType
@@ -20,12 +22,15 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from transformers import (
     AttentionInterface,
     PreTrainedModel,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
 
+from minisgl.chapters.tutor.delta import gated_delta, short_convolution
 from minisgl.chapters.tutor.tokenizer import VOCABULARY
 
 END_IDS = [2, 0]  # <|im_end|>, <|endoftext|>
@@ -55,6 +60,16 @@ _EXPERTS: dict[str, Any] = {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
 }
+_HYBRID: dict[str, Any] = {
+    "intermediate_size": 256,
+    "num_hidden_layers": 8,
+    "full_attention_interval": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 64,
+}
 _SMALL: dict[str, Any] = {
     "hidden_size": 128,
     "intermediate_size": 256,
@@ -62,7 +77,7 @@ _SMALL: dict[str, Any] = {
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
 }
-NAMES = ("tutor", "tutor-moe", "tutor-draft")
+NAMES = ("tutor", "tutor-moe", "tutor-hybrid", "tutor-draft")
 
 
 def build(name: str, **changes: Any) -> PreTrainedModel:
@@ -75,11 +90,16 @@ def build(name: str, **changes: Any) -> PreTrainedModel:
         model: PreTrainedModel = Qwen3ForCausalLM(Qwen3Config(**{**_SHAPE, **smaller, **changes}))
     elif name == "tutor-moe":
         model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**{**_SHAPE, **_EXPERTS, **changes}))
+    elif name == "tutor-hybrid":
+        model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**{**_SHAPE, **_HYBRID, **changes}))
     else:
         raise KeyError(f"there is no architecture {name!r}; known are {', '.join(NAMES)}")
     for layer in model.model.layers:
         if hasattr(layer.mlp, "experts"):
             layer.mlp.forward = MethodType(_dense_mixture, layer.mlp)
+        if hasattr(layer, "linear_attn"):
+            _initialize(layer.linear_attn)
+            layer.linear_attn.forward = MethodType(_packed_linear_attention, layer.linear_attn)
     model.set_attn_implementation("tutor_packed")
     return model.float()
 
@@ -118,6 +138,33 @@ def _packed_attention(
 
 
 AttentionInterface.register("tutor_packed", _packed_attention)
+
+
+def _initialize(net: Any) -> None:
+    """Let the heads of linear attention begin with memories of different lengths, and the convolution as PyTorch's.
+
+    The bias of a head is such that softplus(bias) lies between 0.001 and 0.1, evenly on a logarithmic scale, as in
+    Mamba-2 (arXiv:2405.21060). With transformers' bias of 1, most heads forget a token at once.
+    """
+    steps = torch.exp(torch.empty_like(net.dt_bias).uniform_(math.log(0.001), math.log(0.1)))
+    net.dt_bias.data.copy_(steps.expm1().log())
+    net.conv1d.reset_parameters()
+
+
+def _packed_linear_attention(self: Any, hidden_states: Tensor, documents: Tensor, **_options: Any) -> Tensor:
+    """Compute a layer of linear attention of packed rows; ``documents`` [rows, length] as for `document_mask`."""
+    mixed = short_convolution(self.in_proj_qkv(hidden_states), self.conv1d.weight, documents)
+    sizes = [self.key_dim, self.key_dim, self.value_dim]
+    dims = [self.head_k_dim, self.head_k_dim, self.head_v_dim]
+    parts = F.silu(mixed).float().split(sizes, dim=-1)
+    q, k, v = (part.unflatten(-1, (-1, dim)) for part, dim in zip(parts, dims, strict=True))
+    q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) for x in (q, k))
+    beta = self.in_proj_b(hidden_states).float().sigmoid()
+    log_decay = -self.A_log.exp() * F.softplus(self.in_proj_a(hidden_states).float() + self.dt_bias)
+    with torch.autocast(mixed.device.type, enabled=False):
+        read = gated_delta(q * self.head_k_dim**-0.5, k, v, beta, log_decay, documents)
+    gate = self.in_proj_z(hidden_states).view(read.shape)
+    return self.out_proj(self.norm(read.to(mixed.dtype), gate).flatten(2))
 
 
 def _dense_mixture(self: Any, hidden: Tensor) -> Tensor:

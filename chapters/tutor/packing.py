@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -77,8 +77,8 @@ class Packer:
         self.seed = seed
         self.length = length
 
-    @staticmethod
-    def domain_of(row: int) -> str:
+    @classmethod
+    def domain_of(cls, row: int) -> str:
         """Return the domain of a row."""
         return domain_of(row)
 
@@ -121,9 +121,17 @@ class Packer:
 class ToolPacker(Packer):
     """Packs conversations with tools into every third row, the domain ``tools``, and the usual text into the others."""
 
-    @staticmethod
-    def domain_of(row: int) -> str:
-        return domain_of(row - row // 3 - 1) if row % 3 else "tools"
+    EVERY: ClassVar[int] = 3
+
+    @classmethod
+    def domain_of(cls, row: int) -> str:
+        return domain_of(row - row // cls.EVERY - 1) if row % cls.EVERY else "tools"
 
     def conversation(self, rng: random.Random, domain: str, tokens: int) -> Conversation:
         return tools.conversation(rng, tokens) if domain == "tools" else conversation(rng, domain, tokens)
+
+
+class FewToolsPacker(ToolPacker):
+    """Packs conversations with tools into every sixth row. So any 24 rows hold 20 of the usual text."""
+
+    EVERY: ClassVar[int] = 6

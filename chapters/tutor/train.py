@@ -1,7 +1,8 @@
-"""Training of `tutor`, `tutor-moe` and `tutor-draft` on text that is generated during training.
+"""Training of `tutor`, `tutor-moe`, `tutor-hybrid` and `tutor-draft` on text that is generated during training.
 
     python -m minisgl.chapters.tutor.train --out runs/tutor --minutes 8 --device cuda
     python -m minisgl.chapters.tutor.train --out runs/tiny --steps 30 --rows 2 --length 256     # a short run on a CPU
+    python -m minisgl.chapters.tutor.train --model tutor-hybrid --out runs/hybrid --minutes 4 --tools --rows 24
     python -m minisgl.chapters.tutor.train --model tutor-draft --out runs/draft --steps 850 --rows 10 --length 512
 
 Worker processes generate batches ahead of the training. The learning rate depends on the progress, which is measured
@@ -27,7 +28,7 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from minisgl.chapters.tutor import model as models
-from minisgl.chapters.tutor.packing import Packer, Rows
+from minisgl.chapters.tutor.packing import FewToolsPacker, Packer, Rows
 from minisgl.models.shipped import weights_dir
 
 WARMUP, DECAY = 0.01, 0.5
@@ -135,7 +136,8 @@ class Trainer:
 
     def batch_losses(self, rows: Rows[Tensor], mask: Any) -> tuple[Tensor, Tensor]:
         """Return the loss and the weight of each token as `token_losses` does. ``mask`` is the attention's."""
-        hidden = self.model.model(rows.tokens.long(), use_cache=False, document_mask=mask).last_hidden_state
+        options = {"document_mask": mask, "documents": rows.documents}
+        hidden = self.model.model(rows.tokens.long(), use_cache=False, **options).last_hidden_state
         losses, weights = self.losses(hidden, self.model.lm_head.weight, rows)
         return losses, weights
 
@@ -205,7 +207,14 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     """Return the parser of the options of a training."""
     cores = os.cpu_count() or 1
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.set_defaults(packer=Packer)
+    parser.add_argument(
+        "--tools",
+        action="store_const",
+        const=FewToolsPacker,
+        default=Packer,
+        dest="packer",
+        help="let every sixth row hold conversations with tools, so that the model needs no tuning for them",
+    )
     parser.add_argument("--model", choices=models.NAMES, default="tutor")
     parser.add_argument("--out", type=Path, required=True, help="folder to write the trained model to")
     parser.add_argument("--checkpoint", type=Path, help="file to save to, and to resume from if it exists")

@@ -169,6 +169,9 @@ def test_rows() -> None:
     names = [packing.ToolPacker.domain_of(row) for row in range(30)]
     assert names[::3] == ["tools"] * 10
     assert [name for name in names if name != "tools"] == list(packing.DOMAIN_CYCLE)
+    names = [packing.FewToolsPacker.domain_of(row) for row in range(24)]
+    assert names[::6] == ["tools"] * 4
+    assert [name for name in names if name != "tools"] == list(packing.DOMAIN_CYCLE)
     packer = packing.ToolPacker(weights_dir() / "tokenizer.json", seed=3, length=512)
     rows = packer.rows(0, 2)
     tokenizer = Tokenizer.from_file(str(weights_dir() / "tokenizer.json"))

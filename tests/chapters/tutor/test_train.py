@@ -12,9 +12,11 @@ pytest.importorskip("transformers")
 
 from transformers import AutoModelForCausalLM
 
+from minisgl import LLM, SamplingParams
 from minisgl.chapters.tutor import experts, model, train
 from minisgl.chapters.tutor.packing import Packer, Rows
 from minisgl.models.shipped import weights_dir
+from minisgl.testing.oracle import Oracle
 
 
 def options(tmp_path: Path, *more: str) -> argparse.Namespace:
@@ -42,6 +44,21 @@ def test_export(tmp_path: Path) -> None:
         "tokenizer.json",
         "tokenizer_config.json",
     }
+
+
+def test_hybrid(tmp_path: Path) -> None:
+    """`tutor-hybrid` learns, and minisgl and transformers continue a prompt with the same tokens of its weights."""
+    learner = train.Trainer(options(tmp_path, "--model", "tutor-hybrid", "--steps", "100", "--tools"))
+    losses = []
+    for learner.step in range(1, 9):
+        losses.append(learner.train_step(batch(0))[1].item())
+    learner.save()
+    assert losses[-1] < 0.8 * losses[0]
+    path, prompt = tmp_path / "out", [(7 * i * i + 3) % 2048 for i in range(150)]
+    assert (path / "model.safetensors").stat().st_size <= (weights_dir() / "model.safetensors").stat().st_size
+    with LLM(str(path), overrides=["device=cpu", "dtype=float32", "num_pages=2000"]) as llm:
+        outputs = llm.generate([prompt, prompt[:40]], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))
+    Oracle(path).check_all([prompt, prompt[:40]], [list(output.token_ids) for output in outputs])
 
 
 def test_resume(tmp_path: Path) -> None:
@@ -73,7 +90,8 @@ def test_checkpoint_of_other_model(tmp_path: Path) -> None:
 def test_packed_documents(name: str, tmp_path: Path) -> None:
     """Documents packed into one row give the logits that each document gives alone."""
     torch.manual_seed(0)
-    packed = model.build(name, num_hidden_layers=2).eval()
+    layers = 4 if name == "tutor-hybrid" else 2  # three of linear attention, one of full attention
+    packed = model.build(name, num_hidden_layers=layers).eval()
     for layer in packed.model.layers if name == "tutor-moe" else ():
         torch.nn.init.normal_(layer.mlp.gate.weight, std=0.1)
     model.export(packed, tmp_path, weights_dir())
@@ -82,7 +100,8 @@ def test_packed_documents(name: str, tmp_path: Path) -> None:
     ids = torch.randint(0, 2048, (1, 40))
     documents = (torch.arange(40) >= 15).to(torch.int16)[None]
     with torch.inference_mode():
-        out = packed.model(ids, use_cache=False, document_mask=model.document_mask(documents)).last_hidden_state
+        options = {"document_mask": model.document_mask(documents), "documents": documents}
+        out = packed.model(ids, use_cache=False, **options).last_hidden_state
         alone = torch.cat([plain(ids[:, :15]).logits, plain(ids[:, 15:]).logits], dim=1)
         torch.testing.assert_close(packed.lm_head(out), alone, atol=1e-4, rtol=1e-4)
         if name == "tutor-moe":
