@@ -139,7 +139,7 @@ class BlocksConverter(Quantization):
 
     def __init__(self, device: torch.device):
         if device.type != "cpu":
-            raise ConfigError(f"quantization=blocks computes on a CPU, not on {device.type}: use quantize=fp8.")
+            raise ConfigError(f"This quantization computes on a CPU, not on {device.type}: use quantize=fp8.")
 
     def read(self, config: ModelConfig, quantize: bool) -> None:
         """Nothing is stored in this form."""
@@ -154,7 +154,7 @@ class BlocksConverter(Quantization):
         convert(model, classes)
         for name, module in model.named_modules():
             if isinstance(module, BlocksLayer) and module.weight.shape[1] % BLOCK:
-                raise ConfigError(f"quantization=blocks has blocks of {BLOCK} columns: {name} has a part of a block.")
+                raise ConfigError(f"This quantization has blocks of {BLOCK} columns: {name} has a part of a block.")
 
     def after_loading(self, model: nn.Module) -> None:
         """Pack the weights."""

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test int8     (`hint int8` for a hint)
 Serve it:  python -m minisgl quantize=int8 plugins=my_int8.py quantization=mine
 """
 
-# minisgl lab int8, skeleton 70b5a2d9ba (minisgl 0.2.0)
+# minisgl lab int8, skeleton ec2a33b1df (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class MyConverter(Quantization):
 
     def __init__(self, device: torch.device):
         if device.type != "cpu":
-            raise ConfigError(f"quantization=blocks computes on a CPU, not on {device.type}: use quantize=fp8.")
+            raise ConfigError(f"This quantization computes on a CPU, not on {device.type}: use quantize=fp8.")
 
     def read(self, config: ModelConfig, quantize: bool) -> None:
         """Nothing is stored in this form."""
@@ -135,7 +135,7 @@ class MyConverter(Quantization):
         convert(model, classes)
         for name, module in model.named_modules():
             if isinstance(module, BlocksLayer) and module.weight.shape[1] % BLOCK:
-                raise ConfigError(f"quantization=blocks has blocks of {BLOCK} columns: {name} has a part of a block.")
+                raise ConfigError(f"This quantization has blocks of {BLOCK} columns: {name} has a part of a block.")
 
     def after_loading(self, model: nn.Module) -> None:
         """Pack the weights."""

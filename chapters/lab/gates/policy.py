@@ -701,29 +701,31 @@ def late_prompt(rng: random.Random) -> dict[str, Any]:
     return {"page_size": 16, "pages": 400, "slots": 16, "chunk": 128, "jobs": jobs}
 
 
-MIXED_GAP, MIXED_STEPS = 128, 93
-"""Worst gap in tokens, and steps, of `scheduler=mixed` on `late_prompt` with the seed 0."""
 OPTION, OWN = "pacing", "own"
 """The option with which the number to beat is measured, if the student's policy has it."""
 
 
 def measure_stretch(student: Student) -> tuple[str, bool]:
-    """Count the worst gap and the steps of the student's policy on `late_prompt`.
+    """Compare the worst gap and the steps of the student's policy with those of `mixed` on `late_prompt`.
 
     The policy has the option ``pacing=own`` if it has an option of this name. The gates never set the option, because
     they demand that the policy asks for all tokens of a prompt.
     """
     options = {OPTION: OWN} if OPTION in student.options() else {}
-    gaps = Gaps()
-    run = simulate(late_prompt(random.Random(0)), shipped_cache("naive", 16), student.make(student.config(**options)),
-                   overlap=False, observers=gaps.relay)  # fmt: skip
-    steps = run.counts.steps
-    return f"worst gap {gaps.worst} tokens in {steps} steps", gaps.worst < MIXED_GAP and steps <= MIXED_STEPS
+    counted = []
+    for policy in (student.make(student.config(**options)), make_plugin("scheduler", "mixed")):
+        gaps = Gaps()
+        run = simulate(late_prompt(student.random), shipped_cache("naive", 16), policy, overlap=False,
+                       observers=gaps.relay)  # fmt: skip
+        counted.append((gaps.worst, run.counts.steps))
+    (gap, steps), (most_gap, most_steps) = counted
+    text = f"worst gap {gap} tokens in {steps} steps; `mixed` has {most_gap} in {most_steps}"
+    return text, gap < most_gap and steps <= most_steps
 
 
 STRETCH = Stretch(
-    f"A prompt of 1,200 tokens arrives while fifteen requests decode. The policy `mixed` has a worst gap of "
-    f"{MIXED_GAP} tokens and needs {MIXED_STEPS} steps. Reach a smaller gap with no more steps, with a way to divide "
-    f"the prompt that an option `{OPTION}={OWN}` of your policy selects.",
+    "A prompt of 1,200 tokens arrives while fifteen requests decode. The policy `mixed` has a worst gap of 128 tokens. "
+    "Reach a smaller gap with no more steps than `mixed`, with a way to divide the prompt that an option "
+    f"`{OPTION}={OWN}` of your policy selects. The other requests are new in each run.",
     measure_stretch,
 )

@@ -15,7 +15,7 @@ import numpy as np
 
 from minisgl.chapters.lab.grader.cache_histories import SPACES, History, show_history
 from minisgl.chapters.lab.grader.conformance import conformance, greedy
-from minisgl.chapters.lab.grader.eviction_trace import OPTION, OWN, cached_tokens
+from minisgl.chapters.lab.grader.eviction_trace import OPTION, OWN, times_of_lru
 from minisgl.chapters.lab.grader.gate import Broken, Gate, Invalid, Stretch, Student
 from minisgl.chapters.lab.grader.held import container_sizes
 from minisgl.chapters.lab.grader.search import search
@@ -536,17 +536,18 @@ GATES = (
 )
 
 
-ENOUGH_TOKENS = 12_000
+TIMES, ENOUGH = "times the prompt tokens that LRU finds", 1.2
 
 
 def measure_stretch(student: Student) -> tuple[str, bool]:
-    """Count the prompt tokens that the student's cache finds on a trace with long prompts that never recur."""
-    cached, total = cached_tokens(student)
-    return f"{cached:,} of {total:,} prompt tokens are found", cached >= ENOUGH_TOKENS
+    """Compare the student's cache with LRU on traces with long prompts that never recur."""
+    times = times_of_lru(student)
+    return f"{times:.2f} {TIMES}", times >= ENOUGH
 
 
 STRETCH = Stretch(
-    f"On a trace with long prompts that never recur, LRU finds 9,104 of 39,470 prompt tokens in the cache. Find "
-    f"{ENOUGH_TOKENS:,} with another order of eviction, which an option `{OPTION}={OWN}` of your cache selects.",
+    f"On traces with long prompts that never recur, LRU has the number 1.00. Find {ENOUGH} times as many prompt tokens "
+    f"with another order of eviction, which an option `{OPTION}={OWN}` of your cache selects. The traces are new in "
+    "each run.",
     measure_stretch,
 )

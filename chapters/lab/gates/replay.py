@@ -658,19 +658,19 @@ GATES: Sequence[Gate] = (
 )
 
 
-MOST_PADDING, MOST_GRAPHS = 12_000, 7
+TIMES, MOST_PADDING, MOST_GRAPHS = "times the padding of buckets that double", 0.55, 7
 
 
 def measure_stretch(student: Student) -> tuple[str, bool]:
-    """Count the rows of padding of the student's buckets for a server that is quiet half the time."""
+    """Measure the rows of padding of the student's buckets for a server that is quiet half the time."""
     padded, graphs, eager = padding(student)
-    counted = f"{padded:,} rows of padding, {graphs} graphs" + (f", {eager:,} steps without one" if eager else "")
+    counted = f"{padded:.2f} {TIMES}, {graphs} graphs" + (f", {eager:,} steps without one" if eager else "")
     return counted, padded <= MOST_PADDING and graphs <= MOST_GRAPHS and not eager
 
 
 STRETCH = Stretch(
-    f"A server with at most {MOST_ROWS} rows has about {QUIET} half the time and about {BUSY} the other half: in 2,000 "
-    f"decode steps, the {MOST_GRAPHS} graphs of `replay` compute 23,083 rows of padding. Have at most "
-    f"{MOST_PADDING:,}, with no more graphs.",
+    f"A server with at most {MOST_ROWS} rows has about {QUIET} half the time and about {BUSY} the other half. In 2,000 "
+    f"decode steps, the rows of padding of the {MOST_GRAPHS} graphs of `replay` have the number 1.00. Have at most "
+    f"{MOST_PADDING} times as many, with no more graphs. The steps are new in each run.",
     measure_stretch,
 )

@@ -32,15 +32,19 @@ def decode_sizes(rng: random.Random) -> list[int]:
     return sizes
 
 
-def padding(student: Student) -> tuple[int, int, int]:
-    """Return the rows of padding of the steps, the graphs that were recorded, and the steps that would run eagerly."""
+def padding(student: Student) -> tuple[float, int, int]:
+    """Return the rows of padding of the steps, the graphs that were recorded, and the steps that would run eagerly.
+
+    The steps are new in each run, and the rows of padding are relative to those of buckets that double.
+    """
     runner = student.make(device=torch.device("cpu"))
     rig = GraphRig(runner, MOST_ROWS)
-    padded = eager = 0
-    for rows in decode_sizes(random.Random(0)):
+    padded = eager = doubled = 0
+    for rows in decode_sizes(student.random):
+        doubled += (1 << (rows - 1).bit_length()) - rows
         key = runner.pick(rows, 1, True)
         if key is None:
             eager += 1
         else:
             padded += key.rows - rows
-    return padded, len(rig.inputs), eager
+    return padded / doubled, len(rig.inputs), eager

@@ -1,7 +1,7 @@
-"""A fixed trace in which LRU eviction is poor: questions about a few handbooks, between long prompts that never recur.
+"""Traces in which LRU eviction is poor: questions about a few handbooks, between long prompts that never recur.
 
 A long prompt uses most of the pool for a moment, so the least recently used pages, those of the handbooks, are evicted
-for pages that no other request needs. The trace measures a cache with an order of its own.
+for pages that no other request needs. The traces measure a cache with an order of its own, and are new in each run.
 """
 
 from __future__ import annotations
@@ -10,31 +10,36 @@ import random
 from typing import Any
 
 from minisgl.chapters.lab.grader.gate import Student
-from minisgl.chapters.lab.grader.simulated_workloads import jobs_of, simulate
+from minisgl.chapters.lab.grader.simulated_workloads import shipped_cache, simulate
 from minisgl.testing.drive import make_plugin
 
-__all__ = ["OPTION", "OWN", "cached_tokens"]
+__all__ = ["OPTION", "OWN", "times_of_lru"]
 
 OPTION, OWN = "eviction", "own"
-"""The trace runs with the option ``eviction=own`` if the student's cache has an option of this name."""
+"""The traces run with the option ``eviction=own`` if the student's cache has an option of this name."""
 PAGE, PAGES = 16, 200
 """Tokens of a page, and pages of the pool."""
+TRACES = 3
 
 
-def cached_tokens(student: Student) -> tuple[int, int]:
-    """Return how many prompt tokens of the trace were found in the student's cache, and the number of prompt tokens.
+def times_of_lru(student: Student) -> float:
+    """Return how many times as many prompt tokens the student's cache finds as the shipped one, which evicts by LRU.
 
     Raise `Broken` if the cache breaks a promise of the engine.
     """
     options = {OPTION: OWN} if OPTION in student.options() else {}
-    cache = student.make(student.config(**options), page_size=PAGE)
-    workload = make_trace(random.Random(0))
-    report = simulate(workload, cache, make_plugin("scheduler", "mixed", order="fcfs"), thorough=True)
-    return report.cached_tokens, sum(len(job.prompt) for job in jobs_of(workload))
+    rng, own, lru = student.random, 0, 0
+    for _ in range(TRACES):
+        workload = make_trace(rng)
+        policy = make_plugin("scheduler", "mixed", order="fcfs")
+        cache = student.make(student.config(**options), page_size=PAGE)
+        own += simulate(workload, cache, policy, thorough=True).cached_tokens
+        lru += simulate(workload, shipped_cache("radix", PAGE), policy).cached_tokens
+    return own / lru
 
 
 def make_trace(rng: random.Random) -> dict[str, Any]:
-    """Return the trace: every third request has a long prompt, the others one of four handbooks of 384 tokens."""
+    """Return a trace: every third request has a long prompt, the others one of four handbooks of 384 tokens."""
     jobs = []
     for i in range(60):
         long = {"stem": 0, "shared": 0, "own": rng.randint(800, 1400)}
