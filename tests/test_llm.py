@@ -23,6 +23,7 @@ from minisgl.outputs import Choice, Outputs, RequestOutput
 from minisgl.plugins.ranks.children import GRACE
 from minisgl.plugins.speculation.ngram import NgramProposer
 from minisgl.testing.checkpoints import tiny_checkpoint
+from minisgl.testing.idle import check_idle
 from minisgl.testing.serving import patient_timeout
 from minisgl.tokenizer.detokenizer import Detokenizer
 
@@ -47,7 +48,7 @@ def whole_pool(request: pytest.FixtureRequest) -> Iterator[None]:
     """Promise 9, after every test."""
     yield
     if "llm" in request.fixturenames:
-        request.getfixturevalue("llm").scheduler.check_idle()
+        check_idle(request.getfixturevalue("llm").scheduler)
 
 
 def children() -> list[psutil.Process]:
@@ -439,7 +440,7 @@ def test_promise_8_steps_of_several_rounds(path: Path, monkeypatch: pytest.Monke
             outputs.append([(o.token_ids, o.finish_reason) for o in (*alone, *together)])
             outputs[-1].append((llm.generate([[5, 6]], scored)[0].token_ids, None))
             assert all(step.rounds == 1 for step in rounds), "a step of several rounds has no log-probabilities"
-            llm.scheduler.check_idle()
+            check_idle(llm.scheduler)
     assert outputs[0] == outputs[1]
     assert {step.rounds for step in several} == {2, 3}
     assert {step.rows for step in several} == {1, 2}

@@ -13,6 +13,7 @@ import minisgl.llm
 from minisgl.core import EngineDeadError, EngineSpec, InvalidRequestError, SamplingParams
 from minisgl.llm import LLM, llm_class
 from minisgl.testing.checkpoints import tiny_checkpoint
+from minisgl.testing.idle import check_idle
 from minisgl.testing.sim import SimEngine
 from minisgl.testing.truth import SimRequest
 
@@ -50,7 +51,7 @@ def test_a_refused_request_cancels_its_call_only(llm: LLM) -> None:
     while llm.has_unfinished_requests():
         ended += [output.request_id for output in llm.step() if output.finished]
     assert ended == [kept]
-    llm.scheduler.check_idle()
+    check_idle(llm.scheduler)
 
 
 @pytest.mark.parametrize("error", [EngineDeadError("the device is gone"), KeyboardInterrupt(), ZeroDivisionError()])

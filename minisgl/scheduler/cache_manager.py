@@ -189,7 +189,7 @@ class CacheManager:
         num_pages = -(-np.array([len(req) for req in reqs], np.int32) // self.spec.page_size)
         num_new_pages = num_pages - num_cached_pages
         new_pages = self._allocate(int(num_new_pages.sum()), np.repeat(uids, num_new_pages))
-        rows = self.allocator.allocate_req_pool_indices(uids)
+        rows = self.allocator.req_pool.allocate(len(uids), uids)
         pages = new_pages
         if num_cached_pages.any():
             ends = np.cumsum(num_new_pages).tolist()
@@ -374,7 +374,7 @@ class CacheManager:
         owners = np.repeat(uids, [len(pages) for _, pages in owned])
         self.allocator.retire(np.concatenate([pages for _, pages in owned]), owners, self.last_launched_step)
         if req_pool_indices is not None:
-            self.allocator.retire_req_pool_indices(req_pool_indices, uids, self.last_launched_step)
+            self.allocator.req_pool.retire(req_pool_indices, uids, self.last_launched_step)
 
     def free_retired(self, step: int) -> None:
         """Free the pages and unlock the prefixes that waited for the result of ``step``, which has now been read."""

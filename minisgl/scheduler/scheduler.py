@@ -384,11 +384,3 @@ class Scheduler:
         self.fail(INTERRUPTED)
         if self.speculation is not None:
             self.speculation.close()
-
-    def check_idle(self) -> None:
-        """Raise AssertionError unless no request is open, no step is in flight and the KV pool is whole (promise 9)."""
-        assert not self.requests, f"requests are open: {sorted(self.requests)}"
-        assert not self.in_flight, f"steps are in flight: {[launched.step.id for launched in self.in_flight]}"
-        self.cache_manager.cache.check()
-        self.cache_manager.allocator.check(self.cache_manager.cache.total_pages)
-        self.cache_manager.check_idle()

@@ -19,6 +19,7 @@ from minisgl.plugins.speculation import DraftProposer
 from minisgl.scheduler.base import SchedulerPolicy
 from minisgl.scheduler.observer import HookObserver
 from minisgl.testing.drafts import SeededProposer
+from minisgl.testing.idle import check_idle
 from minisgl.testing.sim import SimCounts, SimEngine
 from minisgl.testing.truth import Expected, ExpectedTokens, FakeGrammar, SimRequest, expected_output, score
 
@@ -276,7 +277,7 @@ class Drive:
         assert self.engine.unread == 0, (
             f"the scheduler is idle, but the results of {self.engine.unread} launched steps were not read"
         )
-        self.scheduler.check_idle()
+        check_idle(self.scheduler)
         self.cache.check()
 
     def check_whole_pool(self) -> None:

@@ -21,6 +21,7 @@ from minisgl.engine.build import start_engine
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.scheduler.build import build_scheduler
+from minisgl.testing.idle import check_idle
 
 __all__ = ["CHOICES", "Answer", "Composition", "Exactness", "compositions", "example_requests"]
 
@@ -147,7 +148,7 @@ class Exactness:
                 ended[end.uid] = end.finish_reason
                 self.seen["cached tokens"] += end.cached_tokens
             turn += 1
-        scheduler.check_idle()
+        check_idle(scheduler)
         self._count(scheduler.stats())
         scheduler.close()
         return [None if ended[uid] == "abort" else answer for uid, answer in enumerate(answers)]

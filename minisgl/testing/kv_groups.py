@@ -43,7 +43,7 @@ class WindowDrive(Drive):
     def check_pages(self) -> None:
         """Raise AssertionError if a running request has too many pages, or if its next query lacks a page."""
         manager = self.scheduler.cache_manager
-        owner, users = manager.allocator.pages.owner, manager.allocator.ref_counts
+        owner, users = manager.allocator.owner, manager.allocator.ref_counts
         table, spec, locked = manager.request_table, self.spec, 0
         for req in table.reqs:
             row, limit = req.req_pool_idx, 0

@@ -36,7 +36,7 @@ from minisgl.plugins.speculation.adaptive import AdaptiveSpeculation, verificati
 from minisgl.scheduler import steps
 from minisgl.scheduler.base import Budget, Plan, Running, Waiting
 from minisgl.scheduler.cache_manager import AdmissionCost, CacheManager
-from minisgl.scheduler.page_allocator import PageAllocator
+from minisgl.scheduler.page_allocator import OwnerTable, PageAllocator
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.steps import Ended, InFlightStep, ResultReader
 from minisgl.testing.drive import Drive, Job, make_plugin
@@ -136,8 +136,7 @@ def pages_freed_in_flight() -> Bug:
     """Patch the allocator: a retired page is free at once, although a launched step may still write to it."""
 
     def retire(self: PageAllocator, pages: Any, owner: Any, after: int) -> None:
-        self.pages.retire(pages, owner)
-        self.pages.free_retired(pages)
+        OwnerTable.retire(self, pages, owner, self.last_read_step)
 
     return patch.object(PageAllocator, "retire", retire)
 
@@ -145,11 +144,12 @@ def pages_freed_in_flight() -> Bug:
 def pool_rows_freed_in_flight() -> Bug:
     """Patch the allocator: a retired request-pool row is free at once, although a step may still write to it."""
 
-    def retire(self: PageAllocator, rows: Any, owners: Any, after: int) -> None:
-        self.req_pool.retire(rows, owners)
-        self.req_pool.free_retired(rows)
+    real = OwnerTable.retire
 
-    return patch.object(PageAllocator, "retire_req_pool_indices", retire)
+    def retire(self: OwnerTable, ids: Any, owners: Any, after: int) -> None:
+        real(self, ids, owners, after if isinstance(self, PageAllocator) else self.last_read_step)
+
+    return patch.object(OwnerTable, "retire", retire)
 
 
 def duplicates_freed_before_remap() -> Bug:
@@ -283,8 +283,7 @@ def draft_pages_freed_in_flight() -> Bug:
             needed = -(-int(table.num_computed_tokens[index]) // size)
             pages = table.page_table[index, needed : table.num_pages[index]].copy()
             table.num_pages[index] = needed
-            self.cache_manager.allocator.pages.retire(pages, reqs[row].uid)
-            self.cache_manager.allocator.pages.free_retired(pages)
+            self.cache_manager.allocator.retire(pages, reqs[row].uid, after=-1)
 
     return patch.object(Scheduler, "_record_launch", record)
 

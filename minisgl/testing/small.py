@@ -14,6 +14,7 @@ from minisgl.scheduler.base import SchedulerPolicy
 from minisgl.scheduler.request_table import Reserve
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.testing.drive import Drive, Job, make_plugin
+from minisgl.testing.idle import check_idle
 
 __all__ = ["SPEC", "job", "make", "no_lookahead", "pool", "serve"]
 
@@ -51,7 +52,7 @@ def serve(scheduler: Scheduler, prompts: Sequence[Sequence[int]], params: Sampli
         output = scheduler.step()
         for uid, token in zip(output.uids, output.tokens, strict=True):
             outputs[uid].append(token)
-    scheduler.check_idle()
+    check_idle(scheduler)
     return outputs
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from minisgl import LLM, SamplingParams
 from minisgl.testing.checkpoints import ARCHITECTURES, WITH_STATES, tiny_checkpoint
+from minisgl.testing.idle import check_idle
 from minisgl.testing.oracle import Oracle
 
 pytestmark = pytest.mark.xdist_group("test_greedy_oracle")  # one process: the checkpoints are made once
@@ -91,7 +92,7 @@ def test_promise_8_greedy_equals_transformers(
         alone = [llm.generate([asked[i]], GREEDY)[0].token_ids for i in (0, 1, 31)]
         together = [output.token_ids for output in llm.generate(asked, GREEDY)]
         stats = llm.scheduler.stats()
-        llm.scheduler.check_idle()
+        check_idle(llm.scheduler)
     oracle.check_all([*asked, *(asked[i] for i in (0, 1, 31))], together + alone)
     # The run used the prefix cache if and only if it was on, and did not retract. A page holds no recurrent state.
     assert (stats["cached_tokens"] > 0) == (cache == "radix" and architecture not in WITH_STATES)
@@ -108,7 +109,7 @@ def test_promise_8_with_retractions(architecture: str, checkpoints: dict[str, tu
     with LLM(str(path), overrides=["device=cpu", "page_size=4", "num_pages=50"]) as llm:
         outputs = llm.generate(asked, long)
         assert llm.scheduler.stats()["retractions"] > 0
-        llm.scheduler.check_idle()
+        check_idle(llm.scheduler)
     assert all(len(output.token_ids) == 60 for output in outputs)
     oracle.check_all(asked, [output.token_ids for output in outputs])
 

@@ -20,6 +20,7 @@ from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.scheduler.build import build_scheduler
 from minisgl.testing.attention import CASES, AttentionCase, run_case
+from minisgl.testing.idle import check_idle
 from minisgl.testing.oracle import Oracle
 
 # Without cases with a window or a soft cap, for each of which FlashInfer compiles for a minute; Triton's tests have
@@ -90,7 +91,7 @@ def test_promise_8_bfloat16(words: tuple[str, ...], graph: str) -> None:
         prompts = asked(llm, 64)
         alone = [llm.generate([prompt], GREEDY)[0] for prompt in prompts[:4]]
         batch = llm.generate(prompts, GREEDY)
-        llm.scheduler.check_idle()
+        check_idle(llm.scheduler)
     spread = 0.0
     for one, many in zip(alone, batch[:4], strict=True):
         for a, b in zip(one.logprobs or (), many.logprobs or (), strict=False):
@@ -173,6 +174,6 @@ def test_no_launch_waits_for_the_device(attention: tuple[str, ...]) -> None:
                     uid += 1
             while scheduler.has_work:
                 scheduler.step()
-        scheduler.check_idle()
+        check_idle(scheduler)
     finally:
         engine.close()

@@ -19,6 +19,7 @@ import torch
 from minisgl import LLM, SamplingParams
 from minisgl.models.shipped import weights_dir
 from minisgl.testing.checkpoints import tiny_checkpoint
+from minisgl.testing.idle import check_idle
 from minisgl.testing.oracle import Oracle
 from minisgl.testing.serving import Server
 
@@ -49,7 +50,7 @@ def test_promise_8_float32(model: str, tp: int, communicator: str, graph: str, t
     words = ["dtype=float32", "attention=triton", "num_pages=1024", "max_running_requests=40", "max_prefill_tokens=48"]
     with LLM(str(path), overrides=[*words, f"tp={tp}", f"communicator={communicator}", f"graph={graph}"]) as llm:
         outputs = [output.token_ids for output in llm.generate(prompts, greedy)]
-        llm.scheduler.check_idle()
+        check_idle(llm.scheduler)
     Oracle(path).check_all(prompts, outputs)
 
 
@@ -68,7 +69,7 @@ def test_promise_8_bfloat16(tp: int, communicator: str) -> None:
         prompts = [llm.tokenizer.encode(text) for text in texts]  # type: ignore[union-attr]
         alone = [llm.generate([prompt], greedy)[0] for prompt in prompts[:4]]
         batch = llm.generate(prompts, greedy)
-        llm.scheduler.check_idle()
+        check_idle(llm.scheduler)
     spread = 0.0
     for one, many in zip(alone, batch[:4], strict=True):
         for a, b in zip(one.logprobs or (), many.logprobs or (), strict=False):

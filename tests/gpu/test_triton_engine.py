@@ -15,6 +15,7 @@ import torch
 from minisgl import LLM, SamplingParams
 from minisgl.plugins.kernels.attention import shared_prefix
 from minisgl.testing.checkpoints import tiny_checkpoint
+from minisgl.testing.idle import check_idle
 from minisgl.testing.oracle import Oracle
 
 pytest.importorskip("transformers", reason="transformers writes the checkpoints and is the oracle")
@@ -55,7 +56,7 @@ def test_promise_8(
     asked, greedy = prompts(count), SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
     with LLM(str(checkpoints[model]), overrides=words) as llm:
         outputs = [output.token_ids for output in llm.generate(asked, greedy)]
-        llm.scheduler.check_idle()
+        check_idle(llm.scheduler)
     assert all(len(output) == tokens for output in outputs)
     Oracle(checkpoints[model]).check_all(asked, outputs)
 

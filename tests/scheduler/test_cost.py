@@ -19,7 +19,7 @@ from minisgl.plugins.cache import compare
 from minisgl.plugins.cache.radix import RadixCache
 from minisgl.plugins.scheduler import LPM_WINDOW, MAX_SKIPPED
 from minisgl.scheduler import cache_manager
-from minisgl.scheduler.page_allocator import _OwnerTable
+from minisgl.scheduler.page_allocator import OwnerTable
 from minisgl.scheduler.planner import MAX_ADMISSIONS
 from minisgl.scheduler.scheduler import Scheduler
 
@@ -61,7 +61,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, owner: type, *names: str) -> Co
 def test_burst(scale: Scale, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many requests a step admits or ends, the scheduler calls the page allocator 20 times at most."""
     scheduler = burst(scale, rows, max_tokens=4)
-    calls = count_calls(monkeypatch, _OwnerTable, "allocate", "check_owner")
+    calls = count_calls(monkeypatch, OwnerTable, "allocate", "check_owner")
     while scheduler.has_work:
         calls.clear()
         scheduler.step()

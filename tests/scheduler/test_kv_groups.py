@@ -68,7 +68,7 @@ def test_window_bounds_the_pages_of_a_long_request(page_size: int) -> None:
     held = drive((window,), page_size, chunk, num_pages=64 if page_size == 1 else 8)
     held.add(Job(1, [1 + i % 40 for i in range(150)], SamplingParams(max_tokens=100, temperature=0.0)))
     most = {True: 0, False: 0}
-    owner, table = held.scheduler.cache_manager.allocator.pages.owner, held.scheduler.request_table
+    owner, table = held.scheduler.cache_manager.allocator.owner, held.scheduler.request_table
     while held.scheduler.has_work:
         held.step()
         in_use = int(np.count_nonzero(owner == 1)) + int((held.scheduler.cache_manager.allocator.ref_counts > 0).sum())
@@ -94,7 +94,7 @@ def test_hit_needs_the_window_only() -> None:
     hit = drive((-1, 8))
     hit.run([job(1, 64, 4)])
     cache = hit.scheduler.cache_manager.cache
-    owner = hit.scheduler.cache_manager.allocator.pages.owner
+    owner = hit.scheduler.cache_manager.allocator.owner
     before = int(np.count_nonzero(owner == CACHE))
     evicted = cache.evict(10)  # behind the window: these pages were unlocked first
     hit.scheduler.cache_manager.allocator.free_evicted(evicted)

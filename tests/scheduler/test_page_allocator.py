@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from minisgl.core import I32
 from minisgl.scheduler.page_allocator import PageAllocator, PageOwnershipError
+from minisgl.testing.idle import check_allocator
 
 
 def pages(*numbers: int) -> I32:
@@ -103,9 +104,9 @@ class Allocator(RuleBasedStateMachine):
                 len(self.of("free")),
                 len(self.of("retiring")),
             )
-            self.allocator.check(total_cached)
+            check_allocator(self.allocator, total_cached)
             with pytest.raises(PageOwnershipError, match="the cache says"):
-                self.allocator.check(total_cached + 1)
+                check_allocator(self.allocator, total_cached + 1)
 
 
 TestAllocator = Allocator.TestCase
@@ -125,7 +126,7 @@ def example() -> PageAllocator:
     allocator.transfer_to_cache(allocator.allocate(2, 8), 8)
     allocator.incref(pages(2))
     allocator.retire(allocator.allocate(1, 9), 9, after=5)
-    allocator.allocate_req_pool_indices(pages(7))
+    allocator.req_pool.allocate(1, 7)
     return allocator
 
 
@@ -142,7 +143,7 @@ FORBIDDEN: dict[str, tuple[Callable[[PageAllocator], object], str]] = {
     "evict a page that is not cached": (lambda a: a.free_evicted(pages(1)), "belongs to request 7"),
     "allocate too many pages": (lambda a: a.allocate(4, 7), "4 pages requested, 3 free"),
     "allocate too many rows": (
-        lambda a: (a.allocate_req_pool_indices(pages(1)), a.allocate_req_pool_indices(pages(2))),
+        lambda a: (a.req_pool.allocate(1, 1), a.req_pool.allocate(1, 2)),
         "request-pool rows requested",
     ),
     "be idle while a request owns a page": (lambda a: a.check_idle(2), "pages are lost"),
@@ -159,16 +160,16 @@ def test_promise_3_forbidden_calls(call: str) -> None:
 def test_promise_3_retired_pages_become_free() -> None:
     """Retired pages and rows are free once the last step that was launched before has been read, and not earlier."""
     allocator = PageAllocator(4, 2)
-    row = allocator.allocate_req_pool_indices(pages(1))
+    row = allocator.req_pool.allocate(1, 1)
     allocator.retire(allocator.allocate(4, 1), 1, after=6)
-    allocator.retire_req_pool_indices(row, pages(1), after=6)
+    allocator.req_pool.retire(row, 1, after=6)
     for step in (4, 5):
         allocator.free_retired(step)
         assert (allocator.num_free, allocator.num_retiring) == (0, 4)
-    assert allocator.allocate_req_pool_indices(pages(2)) != row
+    assert allocator.req_pool.allocate(1, 2) != row
     allocator.free_retired(6)
     assert (allocator.num_free, allocator.num_retiring) == (4, 0)
-    assert allocator.allocate_req_pool_indices(pages(3)) == row
+    assert allocator.req_pool.allocate(1, 3) == row
 
 
 def test_promise_3_retired_after_the_step_was_read() -> None:
@@ -188,6 +189,6 @@ def test_promise_9_check_idle() -> None:
     with pytest.raises(PageOwnershipError, match="users"):
         allocator.check_idle(3)
     allocator.decref(pages(1))
-    allocator.allocate_req_pool_indices(pages(5))
+    allocator.req_pool.allocate(1, 5)
     with pytest.raises(PageOwnershipError, match="request-pool rows"):
         allocator.check_idle(3)

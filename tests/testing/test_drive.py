@@ -9,6 +9,8 @@ import pytest
 
 from minisgl.core import EngineSpec, Finished, InvalidRequestError, Output, SamplingParams
 from minisgl.plugins.cache.naive import NaiveCache
+from minisgl.scheduler.cache_manager import CacheManager
+from minisgl.scheduler.observer import Observer
 from minisgl.testing.drive import Drive, Job, make_plugin
 from minisgl.testing.truth import expected_output
 
@@ -30,6 +32,8 @@ class Script:
 
     def __init__(self, *outputs: Output, refuse: bool = False, last: bool = True):
         self.outputs, self.refuse, self.last = list(outputs), refuse, last
+        self.requests, self.in_flight = (), ()
+        self.cache_manager = CacheManager(SPEC, NaiveCache(), Observer())
 
     def __call__(self, engine: Any, *_: Any, **__: Any) -> Script:
         engine.counts.admissions[1], engine.counts.computed_by[1] = 1, 4
@@ -48,9 +52,6 @@ class Script:
     @property
     def has_work(self) -> bool:
         return bool(self.outputs) or not self.last
-
-    def check_idle(self) -> None:
-        pass
 
 
 TOKENS = Output([1, 1], RIGHT)

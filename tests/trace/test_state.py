@@ -27,7 +27,7 @@ def snapshot(drive: Drive) -> Any:
     nodes = set()
     if isinstance(drive.cache, RadixCache):
         nodes = {(tuple(n.pages.tolist()), n.users, n.stamp) for n in drive.cache.nodes()}
-    return allocator.pages.owner.tolist(), allocator.ref_counts.tolist(), nodes
+    return allocator.owner.tolist(), allocator.ref_counts.tolist(), nodes
 
 
 def reconstructed(state: State) -> Any:

@@ -35,7 +35,7 @@ from minisgl.chapters.lab.grader.simulated_workloads import random_workload, sho
 from minisgl.core import Output, Req
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.scheduler.cache_manager import CacheManager
-from minisgl.scheduler.page_allocator import CACHE, PageAllocator
+from minisgl.scheduler.page_allocator import CACHE, OwnerTable, PageAllocator
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.testing.planted import ArrivalOrderPolicy
 from minisgl.testing.small import no_lookahead
@@ -101,7 +101,7 @@ def double_free(damage: Damage, late: bool = False) -> Iterator[None]:
     def pop_page_table_updates(self: CacheManager) -> Any:
         updates = real_updates(self)
         for page, uid in retired.items():
-            if self.allocator.pages.owner[page] >= 0:
+            if self.allocator.owner[page] >= 0:
                 damage.add(uid, page)
                 real(self, [(uid, np.array([page], np.int32))])
         return updates
@@ -120,15 +120,14 @@ def early_free(damage: Damage) -> Iterator[None]:
     until: dict[int, int] = {}  # retired page -> the last step that may write to it
 
     def retire(self: PageAllocator, pages: Any, owner: Any, after: int) -> None:
-        self.pages.retire(pages, owner)
-        self.pages.free_retired(pages)
+        OwnerTable.retire(self, pages, owner, self.last_read_step)
         until.update(dict.fromkeys(pages.tolist(), after))
 
     def allocate(self: PageAllocator, n: int, owner: Any) -> Any:
         pages = real_allocate(self, n, owner)
         owners = np.broadcast_to(np.asarray(owner), n)
         for uid, page in zip(owners.tolist(), pages.tolist(), strict=True):
-            if until.pop(page, -1) > self._last_read_step:
+            if until.pop(page, -1) > self.last_read_step:
                 damage.add(uid, page)
         return pages
 
@@ -152,7 +151,7 @@ def stale_page_table(damage: Damage) -> Iterator[None]:
 
     def build(self: Scheduler, rows: Any) -> Any:
         step, reqs = real_build(self, rows)
-        owner = self.cache_manager.allocator.pages.owner
+        owner = self.cache_manager.allocator.owner
         for req in reqs:
             for page in stale.get(req.uid, ()):
                 # Allocated to this request again, or cached, by chance: then the row reads no other request's KV.
@@ -272,7 +271,7 @@ class Audit:
             for row, column, page in zip(*(part.tolist() for part in step.page_table_updates), strict=True):
                 self.uncleared.setdefault(row, {})[column] = page
             manager = self.drive.scheduler.cache_manager
-            self.owners = manager.allocator.pages.owner.copy()
+            self.owners = manager.allocator.owner.copy()
             self.rows = {req.uid: (req.req_pool_idx, manager.request_table.pages_of(req)) for req in reqs}
             scheduled(step, reqs, now)
 
@@ -334,7 +333,7 @@ class Audit:
         """
         page: Any = getattr(finding, "page", None)
         uid: Any = getattr(finding, "uid", None)
-        owners = self.drive.scheduler.cache_manager.allocator.pages.owner
+        owners = self.drive.scheduler.cache_manager.allocator.owner
         if getattr(finding, "rule", "") == "table" and self.owners is not None:
             owners = self.owners
         owner = int(owners[page]) if page is not None and 0 <= page < len(owners) else None

@@ -133,7 +133,7 @@ class Watch:
         self, row: int, number: int, own: list[int], old: list[int], cached: list[int], unlocked: Counter[int]
     ) -> None:
         """Check that the request's own pages became spares, or were retired if it can't fill them."""
-        table, owner = self.manager.request_table, self.manager.allocator.pages.owner
+        table, owner = self.manager.request_table, self.manager.allocator.owner
         now, where = table.spares[row][number], f"Row {row}, group {number}: "
         for page in cached:
             if page in now or owner[page] in (FREE, RETIRING):

@@ -76,7 +76,7 @@ class GroupManager(CacheManager, ABC):
             self.allocator.incref(np.array(match.handle.pages, np.int32))
         self._version += 1
         uids = np.array([req.uid for req in reqs], np.int32)
-        rows = self.allocator.allocate_req_pool_indices(uids)
+        rows = self.allocator.req_pool.allocate(len(uids), uids)
         for req, match, row in zip(reqs, matches, rows.tolist(), strict=True):
             req.cache_handle, req.num_cached_pages, req.req_pool_idx = match.handle, 0, row
         num_cached_tokens = np.array([len(match.pages) * size for match in matches], np.int32)

@@ -27,6 +27,7 @@ from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.command.interrupts import llm as interrupts
 from minisgl.scheduler import Plan
 from minisgl.testing.checkpoints import tiny_checkpoint
+from minisgl.testing.idle import check_idle
 from minisgl.testing.sim import SimEngine
 from minisgl.testing.truth import SimRequest
 
@@ -178,7 +179,7 @@ def works(llm: LLM, want: list[list[list[int]]]) -> bool:
         return False
     assert got == want
     assert not llm.has_unfinished_requests()
-    llm.scheduler.check_idle()
+    check_idle(llm.scheduler)
     return True
 
 
@@ -371,6 +372,7 @@ def test_other_threads_install_no_handler(make: Callable[[], LLM]) -> None:
 PROGRAM = """
 import signal, sys
 from minisgl import LLM, SamplingParams
+from minisgl.testing.idle import check_idle
 signal.signal(signal.SIGINT, signal.default_int_handler)
 params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 with LLM(sys.argv[1], overrides=sys.argv[2:]) as llm:
@@ -382,7 +384,7 @@ with LLM(sys.argv[1], overrides=sys.argv[2:]) as llm:
     except KeyboardInterrupt:
         print("interrupted", flush=True)
     assert [o.token_ids for o in llm.generate([[5, 6], [7]], params)] == want
-    llm.scheduler.check_idle()
+    check_idle(llm.scheduler)
     print("works", flush=True)
 """
 

@@ -17,6 +17,7 @@ from minisgl.plugins.constraint.after_token import AfterToken
 from minisgl.plugins.constraint.base import Constraint
 from minisgl.plugins.constraint.token_rules import TokenRules, bad_word_ids
 from minisgl.sampling_params import Grammar
+from minisgl.testing.idle import check_idle
 
 USER = [{"role": "user", "content": "What is 12 + 30?"}]
 RUNS = {
@@ -32,7 +33,7 @@ def answers(options: Sequence[str], params: SamplingParams, count: int = 1) -> t
     with LLM("tutor", overrides=["device=cpu", *options]) as llm:
         outputs = llm.chat([USER] * count, params)
         stats = llm.scheduler.stats()
-        llm.scheduler.check_idle()
+        check_idle(llm.scheduler)
     if "num_pages=12" in options and count > 1:
         assert stats["retractions"] > 0
     return [choice for output in outputs for choice in output.choices], llm

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from minisgl import LLM, SamplingParams
 from minisgl.plugins.grammar import plain as plain_module
 from minisgl.sampling_params import Grammar, InvalidRequestError
+from minisgl.testing.idle import check_idle
 
 NAMES = ["id", "name", "tags", "address", "zip", "items", "note", "größe", "a b"]
 PATTERNS = ["^[a-z]{1,8}$", r"^\d{4}-\d{2}-\d{2}$", "^(foo|bar)[0-9]{2}$", "^[A-Z]{3}$", "^#[0-9a-f]{6}$"]
@@ -127,5 +128,5 @@ def test_a_grammar_that_grows_too_large_ends_its_request_only(monkeypatch: pytes
         assert other.text == alone.text
         (again,) = llm.generate(["x"], large, progress=False)  # with the same automaton
         assert again.finish_reason == "error"
-        llm.scheduler.check_idle()
+        check_idle(llm.scheduler)
     assert plain_module.MASK_BYTES

@@ -12,6 +12,7 @@ from minisgl.engine.engine import TorchEngine
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.graph.replaying import warmup
+from minisgl.testing.idle import check_idle
 from minisgl.testing.ranks import leader_engine
 from minisgl.testing.samplers import full_sampler
 from minisgl.testing.steps import RowSpec, StepWriter
@@ -37,7 +38,7 @@ def test_a_warm_up_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch, caplog
             assert not k[: engine.spec.num_pages].any()
             assert not v[: engine.spec.num_pages].any()
         got = [output.token_ids for output in llm.generate(["Hello", "What is 2 + 2?"], params)]
-        llm.scheduler.check_idle()
+        check_idle(llm.scheduler)
     assert got == want
 
 

@@ -14,7 +14,7 @@ from minisgl.hooks import hookimpl
 from minisgl.plugins.cache.radix import RadixCache
 from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.scheduler.observer import Observer
-from minisgl.scheduler.page_allocator import PageAllocator
+from minisgl.scheduler.page_allocator import RETIRING, PageAllocator
 
 
 @dataclass
@@ -45,10 +45,12 @@ class FencedAllocator(PageAllocator):
 
     def retire(self, pages: I32, owner: int | I32, after: int) -> None:
         """Take pages back from ``owner``. Steps up to ``after`` are launched."""
-        self.pages.retire(pages, owner)
+        self.check_owner(pages, owner, "retire")
+        self.owner[pages] = RETIRING
+        self.num_retiring += len(pages)
         self._waiting.setdefault(after, []).append(pages)
         self.most_waiting = max(self.most_waiting, self.num_retiring)
-        if after <= self._last_read_step:  # no launched step is left
+        if after <= self.last_read_step:  # no launched step is left
             self._open(after)
 
     def free_retired(self, step: int) -> None:
@@ -59,7 +61,7 @@ class FencedAllocator(PageAllocator):
 
     def _open(self, fence: int) -> None:
         for pages in self._waiting.pop(fence):
-            self.pages.free_retired(pages)
+            self.free_retiring(pages)
 
 
 @hookimpl
