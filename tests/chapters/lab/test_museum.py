@@ -53,7 +53,8 @@ MENDS = {
         "        if handle is not None:\n            return self.match(key)\n",
     ),
     "inflight": (
-        "        self.pages.retire(pages, owner)\n        self._waiting.setdefault(after, []).append(pages)\n",
+        '        self.check_owner(pages, owner, "retire")\n        self.owner[pages] = RETIRING\n'
+        "        self.num_retiring += len(pages)\n        self._waiting.setdefault(after, []).append(pages)\n",
         "        self.most_waiting += 0\n        return super().retire(pages, owner, after)\n",
     ),
     "cold": ("w.skipped_steps >= self.patience", "w.skipped_steps >= self.patience - 2"),
