@@ -13,9 +13,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from minisgl.config import Config, ServerConfig
-from minisgl.server.extension import HttpExtension, load_extensions, shipped
+from minisgl.server.extension import HttpExtension, load_extensions, shipped, wrapped
 from minisgl.server.launcher import LISTEN
-from minisgl.server.request_record import RequestMiddleware
 from minisgl.utils.process import raise_file_limit
 
 CLOSE_SECONDS = 1
@@ -88,10 +87,7 @@ class HttpServer:
 
 def observed(app: ASGIApp, options: ServerConfig) -> ASGIApp:
     """Return the application of a router with what a server has too: ids of requests, ``root_path``, the access log."""
-    extensions = load_some(Config(server=options), "root_path", "access_log")
-    for extension in extensions:
-        app = extension.wrap(app)
-    return RequestMiddleware(app, [extension.on_end for extension in extensions])
+    return wrapped(app, load_some(Config(server=options), "records", "root_path", "access_log"))
 
 
 def _connections(most: int) -> int:

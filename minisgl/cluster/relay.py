@@ -268,6 +268,11 @@ class Relay:
         headers = _request_headers(scope, len(body.data))
         response = await attempt.request(scope["method"].encode(), target, headers, body.data)
         begun = False
+
+        async def begin() -> None:
+            record_of(scope).status = response.status
+            await send(start)
+
         try:
             if response.status == 503 and attempt.others_left and not last:
                 raise UpstreamError("it refused the request (503)")
@@ -275,12 +280,12 @@ class Relay:
             async for piece in response.pieces():
                 if not begun:
                     body.release()
-                    await send(start)
+                    await begin()
                     begun = True
                 attempt.first_token()
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             if not begun:
-                await send(start)
+                await begin()
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except UpstreamError as error:
             if not begun:

@@ -26,11 +26,11 @@ from minisgl.message import Prompt
 from minisgl.sampling_params import SamplingParams, shorten
 from minisgl.server.dispatch import Dispatcher
 from minisgl.server.errors import CLIENT_CLOSED_REQUEST, ApiError
-from minisgl.server.extension import HttpExtension, overridden
+from minisgl.server.extension import HttpExtension, overridden, wrapped
 from minisgl.server.generate import Json, ResponseBuilder, respond_json, respond_stream
 from minisgl.server.parsing import parse
 from minisgl.server.protocol import Chat, ChatRequest, GenerateRequest
-from minisgl.server.request_record import RequestMiddleware, Stream, record_of
+from minisgl.server.request_record import Stream, record_of
 from minisgl.utils.version import __version__
 
 if TYPE_CHECKING:
@@ -185,10 +185,7 @@ def create_app(api: Api) -> ASGIApp:
     routes.include_router(guarded)
     routes.include_router(probes)
     _add_error_handlers(routes)
-    app: ASGIApp = routes
-    for extension in api.extensions:
-        app = extension.wrap(app)
-    return RequestMiddleware(app, overridden(api.extensions, "on_end"))
+    return wrapped(routes, api.extensions)
 
 
 def _add_openai_routes(router: fastapi.APIRouter, api: Api) -> None:

@@ -1,33 +1,25 @@
 """What the API server knows of each HTTP request: its record, and the stream of the replies to it.
 
-`RequestMiddleware`, the outermost ASGI application, makes a record for every request and closes it. It surrounds the
-routes and their error handlers, so it sees every response that is made from a parsed request, also that to an unknown
-URL and that after an error in a route. The routes and the responses fill in the record.
+The routes, the responses and the extensions fill in the record. `minisgl.plugins.http.records` adds what the HTTP
+server knows of the request and of its response.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import re
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from urllib.parse import quote
 
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
 from minisgl.core import Finished
 from minisgl.message import Delta
 from minisgl.sampling_params import SamplingParams, shorten
 
-log = logging.getLogger(__name__)
-
 _KEY = "minisgl.record"
 _PARAMS = SamplingParams()
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
 class Stream:
@@ -113,49 +105,30 @@ class Stream:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    # ---- after the response --------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """End: a request without an end counts as aborted."""
-        if None in self.ends:
-            self.error = self.error or "The client disconnected."
-
 
 @dataclass
 class RequestRecord:
     """One HTTP request, from its arrival to the end of its response.
 
-    ``path`` is percent-encoded and without the query, which may hold secrets. ``arrival`` is a time of
-    `time.monotonic`, ``arrival_ns`` one of `time.time_ns`. ``status`` is 0 until the response begins. ``error`` says
-    why the request failed, also if the response had begun; it is empty if it did not fail.
+    ``id`` names it in logs and in the response. ``client`` is the address that sent it. ``arrival`` is a time of
+    `time.monotonic`, ``arrival_ns`` one of `time.time_ns`. ``error`` says why the request failed, also if the response
+    had begun; it is empty if it did not fail. ``stream`` has the replies to the requests that it submitted last.
+
+    The other fields are those of `minisgl.plugins.http.records`. ``path`` is percent-encoded and without the query,
+    which may hold secrets. ``status`` is 0 until the response begins.
     """
 
-    id: str
-    method: str
-    path: str
-    client: str
-    headers: Headers
+    client: str = ""
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
     arrival: float = field(default_factory=time.monotonic)
     arrival_ns: int = field(default_factory=time.time_ns)
-    status: int = 0
-    route: str = "unknown"
     error: str = ""
     stream: Stream | None = None
-
-    @staticmethod
-    def begin(scope: Scope) -> RequestRecord:
-        """Return a new record for the request of an ASGI scope, and keep it in the scope for `record_of`."""
-        headers = Headers(scope=scope)
-        client = scope.get("client")
-        record = RequestRecord(
-            id=request_id(headers.get("x-request-id")),
-            method=shorten(scope["method"], 20),
-            path=shorten(quote(scope["path"])),
-            client=shorten(client[0]) if client else "",
-            headers=headers,
-        )
-        scope[_KEY] = record
-        return record
+    method: str = ""
+    path: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    status: int = 0
+    route: str = "unknown"
 
     @property
     def seconds(self) -> float:
@@ -164,61 +137,10 @@ class RequestRecord:
 
 
 def record_of(scope: Scope) -> RequestRecord:
-    """Return the record of the request whose ASGI scope this is."""
+    """Return the record of the request whose ASGI scope this is. The first call makes it."""
+    if _KEY not in scope:
+        client = scope.get("client")
+        scope[_KEY] = RequestRecord(shorten(client[0]) if client else "")
     record = scope[_KEY]
     assert isinstance(record, RequestRecord)
     return record
-
-
-def request_id(given: str | None) -> str:
-    """Return the request id that the client gave, or a new one if the client gave none that can be used.
-
-    An id has 1 to 128 letters, digits and characters of ``._:/+=@-``, so that it can't add a line to a log.
-    """
-    return given if given is not None and _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-
-
-class RequestMiddleware:
-    """ASGI middleware around all others.
-
-    The response gets the header ``X-Request-Id``. After a 500 it gets ``Connection: close`` too: a request failed in a
-    way that the server does not know, so no other request should use its connection. Each function of ``on_end`` is
-    called with the record of a request whose response has ended.
-    """
-
-    def __init__(self, app: ASGIApp, on_end: Sequence[Callable[[RequestRecord], None]]):
-        self._app, self._on_end = app, on_end
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        record = RequestRecord.begin(scope)
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                record.status = message["status"]
-                added = [(b"x-request-id", record.id.encode())]
-                if record.status == 500:
-                    added.append((b"connection", b"close"))
-                message = {**message, "headers": [*message.get("headers", ()), *added]}
-            await send(message)
-
-        try:
-            await self._app(scope, receive, send_with_id)
-        except Exception as error:
-            record.error = type(error).__name__
-            log.exception("a request failed", extra={"fields": {"request_id": record.id}})
-            if not record.status:
-                raise
-            # The response has begun. If it is not complete, the HTTP server closes the connection.
-        finally:
-            self._end(scope, record)
-
-    def _end(self, scope: Scope, record: RequestRecord) -> None:
-        record.route = getattr(scope.get("route"), "path", "unknown")
-        if record.stream is not None:
-            record.stream.close()
-            record.error = record.error or record.stream.error
-        for call in self._on_end:
-            call(record)

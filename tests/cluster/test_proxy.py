@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.types import ASGIApp
 
 from minisgl.cluster import relay
 from minisgl.cluster.http_server import HttpServer
@@ -19,7 +20,9 @@ from minisgl.cluster.routing import Replica, live_replicas
 from minisgl.cluster.status import ClusterStatus, ReplicaStatus
 from minisgl.cluster.upstream import UpstreamError
 from minisgl.plugins.http import HttpConfig
-from minisgl.server.request_record import RequestMiddleware, RequestRecord
+from minisgl.plugins.http.records import Records
+from minisgl.server.extension import HttpExtension, wrapped
+from minisgl.server.request_record import RequestRecord
 from minisgl.server.serve import listen
 
 Run = Callable[[Awaitable[None]], None]
@@ -102,7 +105,7 @@ class Cluster:
             servers.append(server)
             self.proxy.connect(index, *server.sockets[0].getsockname(), 16)
         options = HttpConfig(max_connections=100)
-        http = HttpServer(RequestMiddleware(self.proxy, (self.records.append,)), listen("127.0.0.1", 0), options)
+        http = HttpServer(self.observed(), listen("127.0.0.1", 0), options)
         await http.start()
         try:
             async with httpx.AsyncClient(base_url=http.url, timeout=30) as self.client:
@@ -111,6 +114,12 @@ class Cluster:
             await http.close()
             for server in servers:
                 server.close()
+
+    def observed(self) -> ASGIApp:
+        """Return the proxy, which adds the records of its requests to ``records``."""
+        observer = HttpExtension()
+        observer.on_end = self.records.append  # type: ignore[method-assign]
+        return wrapped(self.proxy, [observer, Records()])
 
     async def post(self, body: object = None, path: str = CHAT, **more: Any) -> httpx.Response:
         return await self.client.post(path, content=json.dumps(body or {}), **more)
@@ -245,8 +254,7 @@ def test_a_request_that_is_cancelled(proxied: Callable[..., None], until: Until)
         async def receive() -> Any:
             return next(messages, None) or await asyncio.Future()
 
-        app = RequestMiddleware(cluster.proxy, (cluster.records.append,))
-        request = asyncio.create_task(app(scope, receive, receive))
+        request = asyncio.create_task(cluster.observed()(scope, receive, receive))
         await until(lambda: upstream.requests)
         request.cancel()
         await asyncio.wait({request})

@@ -12,14 +12,19 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from starlette.responses import Response
 
 from minisgl.config import Config, ConfigError
 from minisgl.plugins.http import HttpConfig
 from minisgl.plugins.http.connections import uvicorn_options
+from minisgl.plugins.http.records import Records, request_id
 from minisgl.plugins.http.timeout import Timeout
 from minisgl.plugins.observer.json_lines import JsonFormatter
-from minisgl.server.request_record import RequestMiddleware, RequestRecord, Stream, request_id
+from minisgl.server.extension import HttpExtension, wrapped
+from minisgl.server.request_record import RequestRecord, Stream
 from minisgl.utils.log import TextFormatter
+
+from .conftest import OnEnd
 
 RunApp = Callable[..., None]
 BODY = {"prompt": [5, 6, 7], "max_tokens": 2}
@@ -194,10 +199,26 @@ def test_error_after_the_response_began(caplog: pytest.LogCaptureFixture) -> Non
 
     ended: list[RequestRecord] = []
     scope = {"type": "http", "method": "GET", "path": "/x", "headers": [], "client": None}
-    asyncio.run(RequestMiddleware(app, [ended.append])(scope, None, send))  # type: ignore[arg-type]
+    asyncio.run(wrapped(app, [OnEnd(ended.append), Records()])(scope, None, send))  # type: ignore[arg-type]
     assert [message["type"] for message in sent] == ["http.response.start"]
     assert (ended[0].status, ended[0].error) == (200, "RuntimeError")
     assert "late" in caplog.text
+
+
+def test_refusals_of_other_extensions_have_an_id() -> None:
+    """The record's middleware is around theirs, whatever the order of the extensions."""
+    sent: list[Any] = []
+
+    class Refuses(HttpExtension):
+        def wrap(self, app: Any) -> Any:
+            return Response(status_code=403)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": "/x", "headers": [(b"x-request-id", b"r-1")], "client": None}
+    asyncio.run(wrapped(Response(), [Records(), Refuses()])(scope, None, send))  # type: ignore[arg-type]
+    assert (sent[0]["status"], dict(sent[0]["headers"])[b"x-request-id"]) == (403, b"r-1")
 
 
 # ---- the access log ----------------------------------------------------------------------------------------
