@@ -49,3 +49,20 @@ def test_promise_8_with_saved_states(graph: str, page_size: int, path: Path, dev
             assert engine.graph.padded_rows > 0
     Oracle(path).check_all([LONG, LONG, PROMPTS[1], *PROMPTS], [list(output.token_ids) for output in outputs])
     assert sum(output.cached_tokens > 0 for output in outputs) > 4
+
+
+def test_promise_8_with_saved_states_on_two_gpus(path: Path, device: torch.device) -> None:
+    """Each rank has the states of its heads: hits, retractions and graphs as on one GPU."""
+    if device.type != "cuda" or torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    words = "device=cuda dtype=float32 cache=states max_prefill_tokens=40 max_seq_len=160 max_running_requests=8 tp=2"
+    sizes = "page_size=8 num_pages=33 cache.spacing=24 cache.snapshots=6 graph=cuda"
+    with LLM(str(path), overrides=[*words.split(), *sizes.split()]) as llm:
+        outputs = [llm.generate([prompt], GREEDY)[0] for prompt in (LONG, LONG)]
+        llm.scheduler.cache_manager.reserve.mean_length = 0.0  # admit more than fit to their end
+        outputs += llm.generate(PROMPTS, GREEDY)
+        assert llm.scheduler.stats()["retractions"] > 0
+        llm.scheduler.check_idle()
+    Oracle(path).check_all([LONG, LONG, *PROMPTS], [list(output.token_ids) for output in outputs])
+    assert [output.cached_tokens for output in outputs[:2]] == [0, 96]
+    assert sum(output.cached_tokens > 0 for output in outputs) > 4

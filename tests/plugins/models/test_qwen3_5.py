@@ -11,10 +11,11 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from minisgl import LLM
+from minisgl import LLM, SamplingParams
 from minisgl.config import ConfigError
 from minisgl.plugins.models.qwen3_5 import CLASSES
 from minisgl.testing.model import ModelConformance
+from minisgl.testing.oracle import Oracle
 from minisgl.testing.paged import PagedModel
 
 SIZES: dict[str, Any] = {
@@ -75,6 +76,31 @@ class TestDense(ModelConformance):
 
 class TestExperts(TestDense):
     name, fields = "Qwen3_5MoeForCausalLM", EXPERTS
+
+
+@pytest.mark.parametrize(
+    ("name", "page_size", "num_pages", "spacing", "tp"),
+    [("Qwen3_5ForCausalLM", 16, 22, 16, 2), ("Qwen3_5MoeForCausalLM", 1, 260, 24, 1)],
+)
+def test_promise_8_with_saved_states(
+    name: str, page_size: int, num_pages: int, spacing: int, tp: int, tmp_path: Path
+) -> None:
+    """Greedy tokens are those of transformers: cold and warm, alone and eight at a time, in chunks, and retracted."""
+    path = write(tmp_path, name, **(EXPERTS if "Moe" in name else {}))
+    sizes = f"page_size={page_size} num_pages={num_pages} cache.spacing={spacing} tp={tp} cache.snapshots=6"
+    words = f"device=cpu cache=states max_prefill_tokens=40 max_seq_len=160 max_running_requests=8 {sizes}"
+    greedy = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+    long = [(7 * i * i + 3) % 320 for i in range(100)]
+    prompts = [long, [*long[:60], 5, 6], [*long[:97], 1], long[1:50], [4, 5], long[:49], [*long[:48], 9], long[5:90]]
+    with LLM(str(path), overrides=words.split()) as llm:
+        outputs = [llm.generate([prompt], greedy)[0] for prompt in (long, long)]
+        assert [output.cached_tokens for output in outputs] == [0, 99 // spacing * spacing]
+        llm.scheduler.cache_manager.reserve.mean_length = 0.0  # admit more than fit to their end
+        outputs += llm.generate(prompts, greedy)
+        stats = llm.scheduler.stats()
+    Oracle(path).check_all([long, long, *prompts], [list(output.token_ids) for output in outputs])
+    assert stats["retractions"] > 0
+    assert sum(output.cached_tokens > 0 for output in outputs) > 4
 
 
 def test_text_part_of_a_multimodal_checkpoint(tmp_path: Path) -> None:
