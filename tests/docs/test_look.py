@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from minisgl.chapters.site import rendered
+from minisgl.chapters.site import moving, rendered
 from minisgl.chapters.site.__main__ import course
 from minisgl.chapters.site.blocks import without_blocks
 from minisgl.chapters.site.charts import bars, number, table
@@ -115,6 +115,14 @@ def test_every_picture_has_a_description() -> None:
             f"{page.relative_to(ROOT)}: {tag}" for tag in re.findall(r"<img (?![^>]*\balt=\"[^\"]+\")[^>]*>", text)
         ]
     assert short == []
+
+
+def test_the_moving_picture_is_that_of_the_run() -> None:
+    """It is up to date, needs no script, and stands still for readers who prefer less motion."""
+    text = moving.moving(walk()) + "\n"
+    assert moving.FILE.read_text(encoding="utf-8") == text
+    assert "<script" not in text and "prefers-reduced-motion:reduce" in text and text.count("@keyframes") > 50
+    assert str(moving.FILE.relative_to(ROOT)) in (ROOT / "README.md").read_text(encoding="utf-8").partition("## ")[0]
 
 
 def test_every_picture_file_has_a_title() -> None:

@@ -24,6 +24,8 @@ EXPERTS_MODEL = "tutor-moe"
 SHIPPED_MODELS = ("tutor", EXPERTS_MODEL)
 WINDOW_LAB = "window"
 """The lab whose cache is for models with sliding windows. The shipped models have none."""
+PAGED_LAB = "paged"
+"""The lab whose attention reads the page table on the host, so that no graph can record it."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,8 @@ def _reason(
         return f"{group}={given[group]} was asked for"
     if lab.hook == "kernels" and group not in given:
         return "a CPU interprets its kernels, which is slow; add kernels=mine to use it"
+    if lab.hook == "graph" and "attention" in last and "attention" not in given and PAGED_LAB not in without:
+        return f"no graph can record the attention of lab {PAGED_LAB}; use --without {PAGED_LAB}"
     if lab.hook == "moe" and model == "tutor":
         return f"the model tutor has no experts; add model={EXPERTS_MODEL}"
     if lab.hook == "quantization" and model == EXPERTS_MODEL:

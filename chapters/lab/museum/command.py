@@ -185,7 +185,12 @@ def _grade(piece: Piece, folder: Folder, options: argparse.Namespace) -> int:
         print(f"Not mended. {wrong}")
         return 1
     _remember(folder, piece, path=str(path.resolve()), mended=fingerprint(path))
-    print(f"Mended: the promises held on the workload of the piece and on random schedules, and {piece.counted}.")
+    runs = (
+        "launches of the piece and on random ones"
+        if piece.group == "kernels"
+        else "workload of the piece and on random schedules"
+    )
+    print(f"Mended: the promises held on the {runs}, and {piece.counted}.")
     return 0
 
 
@@ -211,7 +216,11 @@ def compare(piece: Piece, mine: dict[str, Any], right: dict[str, Any]) -> str | 
     """Return what a file does less of than the piece's base, or None. The counts are those of `runs.play`."""
     units = {"computed": "prompt tokens were computed", "steps": "steps were needed",
              "waited": "turns were spent waiting for first tokens", "moved": "bytes were moved"}  # fmt: skip
-    for where, text in (("own", "the workload of the piece"), ("random", "the random schedules")):
+    kernel = piece.group == "kernels"
+    for where, text in (
+        ("own", "the launches of the piece" if kernel else "the workload of the piece"),
+        ("random", "the random launches" if kernel else "the random schedules"),
+    ):
         for count, unit in units.items():
             if count not in right[where]:
                 continue

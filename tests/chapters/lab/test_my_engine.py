@@ -100,22 +100,25 @@ def test_all_finished_parts_that_go_together(tmp_path: Path) -> None:
     parts = own_parts(finish(tmp_path, with_solutions()))
     engine = parts_of(parts)
     left = {part.lab.lab: reason for part, reason in engine.left_out}
-    assert left.keys() == {"policy", "experts", "window", "fuse"}
+    assert left.keys() == {"policy", "experts", "window", "fuse", "replay"}
     assert (
         "slo" in left["policy"]
         and "kernels=mine" in left["fuse"]
         and "model=tutor-moe" in left["experts"]
         and "no windows" in left["window"]
+        and "--without paged" in left["replay"]  # it would record no graph, and say nothing
     )
-    assert {"scheduler=mine", "cache=mine", "architecture=Mine", "tp=2", "graph=mine"} <= set(engine.words)
-    assert engine.words[0].count(".py") == len(with_solutions()) - 4
+    assert {"scheduler=mine", "cache=mine", "architecture=Mine", "tp=2"} <= set(engine.words)
+    assert engine.words[0].count(".py") == len(with_solutions()) - 5
+    for graphs in (parts_of(parts, [], ["paged"]), parts_of(parts, ["attention=auto"])):
+        assert "graph=mine" in graphs.words and "attention=mine" not in graphs.words
 
     experts = parts_of(parts, ["model=tutor-moe"], ["slo"])
-    assert {part.lab.lab for part, _ in experts.left_out} == {"shard", "slo", "int8", "window", "fuse"}
+    assert {part.lab.lab for part, _ in experts.left_out} == {"shard", "slo", "int8", "window", "fuse", "replay"}
     assert {"moe=mine", "model=tutor-moe"} <= set(experts.words) and "architecture=Mine" not in experts.words
 
     own = parts_of(parts, ["cache=radix", "tp=1", "plugins=other.py", "kernels=mine"])
-    assert {part.lab.lab for part, _ in own.left_out} == {"policy", "experts", "radix", "ring", "window"}
+    assert {part.lab.lab for part, _ in own.left_out} == {"policy", "experts", "radix", "ring", "window", "replay"}
     assert "cache=mine" not in own.words and "tp=2" not in own.words and own.words[0].endswith(",other.py]")
 
 
