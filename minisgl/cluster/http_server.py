@@ -13,7 +13,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from minisgl.config import Config, ServerConfig
-from minisgl.server.extension import HttpExtension, load_extensions, shipped, wrapped
+from minisgl.server.app import wrapped
+from minisgl.server.extension import HttpExtension, load_extensions, shipped
 from minisgl.server.launcher import LISTEN
 from minisgl.utils.process import raise_file_limit
 

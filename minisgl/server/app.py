@@ -19,14 +19,14 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minisgl.config import Config
 from minisgl.message import Prompt
 from minisgl.sampling_params import SamplingParams, shorten
 from minisgl.server.dispatch import Dispatcher
 from minisgl.server.errors import CLIENT_CLOSED_REQUEST, ApiError
-from minisgl.server.extension import HttpExtension, overridden, wrapped
+from minisgl.server.extension import HttpExtension, overridden
 from minisgl.server.generate import Json, ResponseBuilder, respond_json, respond_stream
 from minisgl.server.parsing import parse
 from minisgl.server.protocol import Chat, ChatRequest, GenerateRequest
@@ -186,6 +186,22 @@ def create_app(api: Api) -> ASGIApp:
     routes.include_router(probes)
     _add_error_handlers(routes)
     return wrapped(routes, api.extensions)
+
+
+def wrapped(app: ASGIApp, extensions: Sequence[HttpExtension]) -> ASGIApp:
+    """Return ``app`` with all extensions around it, which then observe the end of each request."""
+    for extension in sorted(extensions, key=lambda extension: extension.is_outermost):
+        app = extension.wrap(app)
+    on_end = overridden(extensions, "on_end")
+
+    async def observed(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await app(scope, receive, send)
+        finally:
+            for call in on_end if scope["type"] == "http" else ():
+                call(record_of(scope))
+
+    return observed
 
 
 def _add_openai_routes(router: fastapi.APIRouter, api: Api) -> None:

@@ -18,17 +18,17 @@ from minisgl.config import Config, ConfigError, ServerConfig
 from minisgl.core import SamplingParams
 from minisgl.message import Delta, Prompt
 from minisgl.plugin_manager.discovery import submodules
-from minisgl.server.request_record import RequestRecord, Stream, record_of
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
     from starlette.datastructures import Headers
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import ASGIApp
 
     from minisgl.plugin_manager.manager import PluginManager
     from minisgl.server.app import Api
     from minisgl.server.generate import ResponseBuilder
     from minisgl.server.protocol import AnswerForm
+    from minisgl.server.request_record import RequestRecord, Stream
 
 FOLDER = "minisgl.plugins.http"
 """The package of the shipped extensions."""
@@ -156,22 +156,6 @@ def load_extensions(
         if config.live is not None:
             built.insert(0, manager.build("live", config.live, all_options=config))  # the others' checks are around it
     return [extension for extension in built if extension is not None]
-
-
-def wrapped(app: ASGIApp, extensions: Sequence[HttpExtension]) -> ASGIApp:
-    """Return ``app`` with all extensions around it, which then observe the end of each request."""
-    for extension in sorted(extensions, key=lambda extension: extension.is_outermost):
-        app = extension.wrap(app)
-    on_end = overridden(extensions, "on_end")
-
-    async def observed(scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await app(scope, receive, send)
-        finally:
-            for call in on_end if scope["type"] == "http" else ():
-                call(record_of(scope))
-
-    return observed
 
 
 def overridden(extensions: Sequence[HttpExtension], name: str) -> list[Any]:

@@ -21,7 +21,8 @@ from minisgl.cluster.status import ClusterStatus, ReplicaStatus
 from minisgl.cluster.upstream import UpstreamError
 from minisgl.plugins.http import HttpConfig
 from minisgl.plugins.http.records import Records
-from minisgl.server.extension import HttpExtension, wrapped
+from minisgl.server.app import wrapped
+from minisgl.server.extension import HttpExtension
 from minisgl.server.request_record import RequestRecord
 from minisgl.server.serve import listen
 

@@ -20,7 +20,8 @@ from minisgl.plugins.http.connections import uvicorn_options
 from minisgl.plugins.http.records import Records, request_id
 from minisgl.plugins.http.timeout import Timeout
 from minisgl.plugins.observer.json_lines import JsonFormatter
-from minisgl.server.extension import HttpExtension, wrapped
+from minisgl.server.app import wrapped
+from minisgl.server.extension import HttpExtension
 from minisgl.server.request_record import RequestRecord, Stream
 from minisgl.utils.log import TextFormatter
 
