@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from minisgl.chapters.site.home import walk
+from minisgl.trace import events as ev
 from minisgl.trace.draw.svg import HUES, Picture
 from minisgl.trace.history import turns
 from minisgl.trace.read import Trace
@@ -52,7 +53,7 @@ class Motion:
 
 def moving(trace: Trace) -> str:
     """Return the picture of a run: the progress of each request, the rows of each step, and the owner of each page."""
-    uids = [event.uid for event in trace if type(event).__name__ == "Add"]
+    uids = [event.uid for event in trace if isinstance(event, ev.Add)]
     bars: dict[int, list[str]] = {uid: [] for uid in uids}
     rows: dict[int, list[str]] = {uid: [] for uid in uids}
     pages: list[list[str]] = [[] for _ in range(trace.spec.num_pages)]

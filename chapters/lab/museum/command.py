@@ -32,8 +32,9 @@ def add_break(add: Callable[..., argparse.ArgumentParser]) -> None:
     parser = add("break", "the museum: find, explain and mend a famous fault of a real engine", lab=False)
     parser.add_argument("name", nargs="?", metavar="NAME", help="the piece (none: list all pieces)")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--answer", nargs=2, metavar=("promise=N", "step=M"),
-                      help="name the broken promise, and the first step in which it is broken")  # fmt: skip
+    what.add_argument("--answer", nargs="+", metavar="promise=N step=M method=NAME",
+                      help="name the broken promise, the first step in which it is broken, and the method that must "
+                           "change")  # fmt: skip
     what.add_argument("--grade", nargs="?", const="", metavar="FILE",
                       help="grade the mended file (default: museum_NAME.py in your folder)")  # fmt: skip
     parser.add_argument("--seed", type=int, help="with --grade: repeat the random schedules of an earlier run")
@@ -145,23 +146,28 @@ def _print_next(piece: Piece, options: argparse.Namespace, look: str) -> None:
     where = "" if options.dir == "." else f" --dir {shlex.quote(options.dir)}"
     print(
         f"\nLook:    {look}\n"
-        f"Answer:  python -m minisgl.lab break {piece.name}{where} --answer promise=N step=M\n"
+        f"Answer:  python -m minisgl.lab break {piece.name}{where} --answer promise=N step=M method=NAME\n"
         f"Mend:    change {piece.file}, then: python -m minisgl.lab break {piece.name}{where} --grade\n"
         f"The promises are listed in docs/architecture.md. Must stay: {piece.counted}."
     )
 
 
 def _answer(piece: Piece, folder: Folder, words: list[str]) -> int:
-    values = {}
+    values: dict[str, int] = {}
+    method = None
     for word in words:
         name, _, value = word.partition("=")
-        if name not in ("promise", "step") or not value.isdecimal():
-            raise ConfigError(f"--answer {word}: expected promise=N and step=M, as in --answer promise=3 step=12")
-        values[name] = int(value)
-    if len(values) < 2:
-        raise ConfigError("--answer: expected one promise=N and one step=M")
+        if name == "method" and value:
+            method = value
+        elif name in ("promise", "step") and value.isdecimal():
+            values[name] = int(value)
+        else:
+            example = "--answer promise=3 step=12 method=TreeCache.lock"
+            raise ConfigError(f"--answer {word}: expected promise=N, step=M and method=NAME, as in {example}")
+    if len(values) < 2 or len(words) > len(values) + (method is not None):
+        raise ConfigError("--answer: expected one promise=N, one step=M and one method=NAME")
     tries = _known(folder).get(piece.name, {}).get("tries", 0) + 1
-    wrong = piece.judge(values["promise"], values["step"])
+    wrong = piece.judge(values["promise"], values["step"]) or piece.judge_method(method)
     if wrong is not None:
         _remember(folder, piece, tries=tries)
         print(f"{wrong} Answer {tries}.")

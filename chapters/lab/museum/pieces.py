@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib.resources
 import tomllib
@@ -37,6 +38,7 @@ class Piece:
     - ``changes``: (right lines, faulty lines), each once in the base.
     - ``answers``: promise → the first step of the piece's workload in which it is broken. The first promise is the one
       that the trace checker reports; another is a consequence that also counts as an answer.
+    - ``also``: functions in which the fault can be mended too, beside those that ``changes`` change.
     - ``keep``: classes and methods, such as ``Cache.match``, without which the file is not the piece any more.
     - ``blocked``: modules that a mended file may not import.
     - ``counted``: what a mended file must still do, in words. ``slack``: by which share it may compute more prompt
@@ -60,6 +62,7 @@ class Piece:
     workload: Mapping[str, Any]
     order: int = 0
     blocked: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
     slack: float = 0.05
 
     @property
@@ -92,8 +95,34 @@ class Piece:
             text = text.replace(right, wrong)
         return f"# minisgl lab: break {self.name}\n{text}"
 
+    def places(self) -> set[str]:
+        """Return the functions that have the fault, as ``Class.method`` or as ``function``."""
+        text, found = self.mended(), set(self.also)
+        for right, _ in self.changes:
+            begin = text.index(right) + len(right) - len(right.lstrip("\n"))
+            lines = range(text.count("\n", 0, begin) + 1, text.count("\n", 0, begin + len(right.strip("\n"))) + 2)
+            for node in ast.parse(text).body:
+                inner = node.body if isinstance(node, ast.ClassDef) else [node]
+                owner = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
+                found |= {
+                    f"{owner}{each.name}"
+                    for each in inner
+                    if isinstance(each, ast.FunctionDef)
+                    and each.lineno < lines.stop
+                    and (each.end_lineno or 0) >= lines[0]
+                }
+        return found
+
+    def judge_method(self, name: str | None) -> str | None:
+        """Return what is wrong with the method of an answer whose promise and step are right, or None."""
+        if name is None:
+            return "Promise and step are right. Which method must change? Add method=NAME to the answer."
+        if name not in {form for place in self.places() for form in (place, place.rpartition(".")[2])}:
+            return f"Promise and step are right. But {name} does what it should."
+        return None
+
     def judge(self, promise: int, step: int) -> str | None:
-        """Return what is wrong with an answer, without the right one, or None if it is right."""
+        """Return what is wrong with the promise or the step of an answer, without the right ones, or None."""
         if promise not in self.answers:
             return f"Promise {promise} is not the one that this fault breaks first."
         if step != self.answers[promise]:
@@ -116,7 +145,7 @@ def _read(name: str, values: dict[str, Any]) -> Piece:
     values["answers"] = {each["promise"]: each["step"] for each in values.pop("answer")}
     for key in ("story", "explanation"):
         values[key] = " ".join(values[key].split())
-    for key in ("keep", "blocked"):
+    for key in ("keep", "blocked", "also"):
         values[key] = tuple(values.get(key, ()))
     return Piece(name, **values)
 

@@ -164,6 +164,7 @@ def test_the_file_gives_nothing_away(piece: Piece) -> None:
     assert all(source.url.startswith("https://github.com/") for source in piece.sources) and piece.sources
     assert len(piece.story) > 150 and len(piece.explanation) > 100
     assert piece.lab in [lab.lab for lab in labs()]
+    assert piece.places() and all(f"def {name.rpartition('.')[2]}(" in piece.faulty() for name in piece.places())
     compile(piece.faulty(), piece.file, "exec")
 
 
@@ -177,7 +178,7 @@ def test_a_kernel_with_the_fault_and_without(piece: Piece, tmp_path: Path, capsy
     lines = [json.loads(line) for line in (tmp_path / piece.trace).read_text().splitlines()]
     wrong = [line["step"] for line in lines if line["numbers"] > line["dim"]]
     assert piece.answers == {8: min(wrong)} and path.read_text() == piece.faulty()
-    assert main(["break", piece.name, *where, "--answer", "promise=8", f"step={min(wrong)}"]) == 0
+    assert main(["break", piece.name, *where, "--answer", "promise=8", f"step={min(wrong)}", "method=norm_kernel"]) == 0
     assert "multiple of four" in capsys.readouterr().out
 
     torch_only = "return out.copy_(rows * (rows.square().mean(1, keepdim=True) + eps).rsqrt() * weight).view(x.shape)"
@@ -238,7 +239,11 @@ def test_from_the_list_to_the_card(
     assert "still breaks a promise: run it" in said("collision", "--grade", "--seed", "1", status=1)
     assert "is not the one" in said("collision", "--answer", "promise=3", "step=7", status=1)
     assert "Java" not in said("collision", "--answer", "promise=8", "step=2", status=1)
-    assert "Right, at answer 3" in (told := said("collision", "--answer", "step=7", "promise=8")) and "Java" in told
+    for more, words in (([], "Which method must change"), (["method=BlockCache.match"], "does what it should")):
+        told = said("collision", "--answer", "step=7", "promise=8", *more, status=1)
+        assert words in told and "Java" not in told and "_next" not in told
+    told = said("collision", "--answer", "step=7", "promise=8", "method=BlockCache._next")
+    assert "Right, at answer 5" in told and "Java" in told
     assert "Not mended. promise 8 is still broken in step 7" in said("collision", "--grade", "--seed", "1", status=1)
     (tmp_path / piece.file).write_text(piece.mended())
     assert "wrote" not in said("collision").split("Look:")[0].split("Your")[0], "a file is never overwritten"
@@ -272,8 +277,8 @@ def test_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     where = ["--dir", str(tmp_path)]
     for words, text in (
         (["--grade"], "name the piece first"),
-        (["lock", "--answer", "3", "7"], "expected promise=N and step=M"),
-        (["lock", "--answer", "promise=3", "promise=4"], "one promise=N and one step=M"),
+        (["lock", "--answer", "3", "7"], "expected promise=N, step=M and method=NAME"),
+        (["lock", "--answer", "promise=3", "promise=4"], "one promise=N, one step=M"),
         (["lock", "--grade"], "Begin with: python -m minisgl.lab break lock"),
     ):
         with pytest.raises(SystemExit):
