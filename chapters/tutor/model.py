@@ -203,6 +203,7 @@ def export(model: PreTrainedModel, folder: Path, tokenizer: Path) -> None:
     config["rope_theta"] = config["rope_parameters"][
         "rope_theta"
     ]  # transformers before version 5 reads rope_theta here
+    config.pop("partial_rotary_factor", None)  # rope_parameters has the right one
     if "num_local_experts" in config:
         config["num_experts"] = config["num_local_experts"]
     _write_json(folder / "config.json", config)

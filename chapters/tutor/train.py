@@ -22,10 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
+from transformers import PreTrainedModel
 
 from minisgl.chapters.tutor import model as models
 from minisgl.chapters.tutor.packing import FewToolsPacker, Packer, Rows
@@ -78,6 +80,13 @@ def learning_rate(progress: float, peak: float) -> float:
     return peak * max(0.0, min(1.0, (progress + 1e-4) / WARMUP, (1 - progress) / DECAY))
 
 
+def load_weights(model: PreTrainedModel, folder: Path) -> None:
+    """Load the weights of ``folder``, as a training exported them, into a model of the same architecture."""
+    missing, unexpected = model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+    assert set(missing) <= {"lm_head.weight"}, missing  # tied to the embedding
+    assert not unexpected, unexpected
+
+
 class Trainer:
     """Model, optimizer and progress of a training run; a checkpoint saves all three."""
 
@@ -97,6 +106,8 @@ class Trainer:
         self.losses = token_losses
         if options.checkpoint and options.checkpoint.exists():
             self.load()
+        elif options.start:
+            load_weights(self.model, options.start)
         if options.compile:
             for layer in self.model.model.layers:
                 layer.compile(dynamic=False)
@@ -217,6 +228,7 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--model", choices=models.NAMES, default="tutor")
     parser.add_argument("--out", type=Path, required=True, help="folder to write the trained model to")
+    parser.add_argument("--start", type=Path, help="folder of a trained model to begin with its weights")
     parser.add_argument("--checkpoint", type=Path, help="file to save to, and to resume from if it exists")
     length = parser.add_mutually_exclusive_group(required=True)
     length.add_argument("--minutes", type=float, help="training time in minutes, without the time of saves")

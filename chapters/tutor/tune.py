@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
@@ -26,7 +24,7 @@ from minisgl.chapters.tutor import model as models
 from minisgl.chapters.tutor import score
 from minisgl.chapters.tutor.packing import Rows, ToolPacker
 from minisgl.chapters.tutor.tokenizer import CHAT_TEMPLATE
-from minisgl.chapters.tutor.train import Trainer, make_parser, parse, token_losses
+from minisgl.chapters.tutor.train import Trainer, load_weights, make_parser, parse, token_losses
 from minisgl.models.shipped import weights_dir
 
 
@@ -50,11 +48,8 @@ class Tuner(Trainer):
 
     def __init__(self, options: argparse.Namespace) -> None:
         super().__init__(options)
-        weights = load_file(options.start / "model.safetensors")
         self.teacher: PreTrainedModel = models.build("tutor").to(options.device).eval().requires_grad_(False)
-        _load(self.teacher, weights)
-        if not self.step:
-            _load(self.model, weights)
+        load_weights(self.teacher, options.start)
         self.tune_losses: Any = tune_losses
         if options.compile:
             for layer in self.teacher.model.layers:
@@ -81,17 +76,10 @@ class Tuner(Trainer):
         path.write_text(json.dumps({**settings, "chat_template": CHAT_TEMPLATE}, indent=2) + "\n")
 
 
-def _load(model: PreTrainedModel, weights: dict[str, Tensor]) -> None:
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    assert set(missing) <= {"lm_head.weight"}, missing  # tied to the embedding
-    assert not unexpected, unexpected
-
-
 def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     """Return the options of the command line."""
     parser = make_parser(__doc__)
-    parser.set_defaults(packer=ToolPacker, rate=1e-3, rows=32)
-    parser.add_argument("--start", type=Path, default=weights_dir("tutor"), help="folder of the model to begin with")
+    parser.set_defaults(packer=ToolPacker, rate=1e-3, rows=32, start=weights_dir("tutor"))
     parser.add_argument("--score", type=int, default=200, help="held-out questions per family at the end; 0 for none")
     options = parse(arguments, parser)
     if options.model != "tutor":

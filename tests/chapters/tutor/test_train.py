@@ -54,6 +54,8 @@ def test_hybrid(tmp_path: Path) -> None:
         losses.append(learner.train_step(batch(0))[1].item())
     learner.save()
     assert losses[-1] < 0.8 * losses[0]
+    again = train.Trainer(options(tmp_path, "--model", "tutor-hybrid", "--start", str(tmp_path / "out")))
+    assert again.train_step(batch(0))[1].item() < 1.05 * losses[-1]
     path, prompt = tmp_path / "out", [(7 * i * i + 3) % 2048 for i in range(150)]
     assert (path / "model.safetensors").stat().st_size <= (weights_dir() / "model.safetensors").stat().st_size
     with LLM(str(path), overrides=["device=cpu", "dtype=float32", "num_pages=2000"]) as llm:
