@@ -639,7 +639,7 @@ GATES = (
 )  # fmt: skip
 
 
-MOST_OPERATIONS = 32
+MOST_OPERATIONS = 24
 
 
 def measure_stretch(student: Student) -> tuple[str, bool]:

@@ -695,7 +695,7 @@ GATES = (
 )
 
 
-MOST_LINES = 100
+MOST_LINES = 50
 
 
 def measure_stretch(student: Student) -> tuple[str, bool]:

@@ -1017,7 +1017,7 @@ GATES: Sequence[Gate] = (
 )
 
 
-MOST_OPERATIONS = 32
+MOST_OPERATIONS = 24
 
 
 def measure_stretch(student: Student) -> tuple[str, bool]:

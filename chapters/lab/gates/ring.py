@@ -714,7 +714,7 @@ GATES = (
 )  # fmt: skip
 
 
-MOST_US = 40
+MOST_US = 20
 
 
 def measure_stretch(student: Student) -> tuple[str, bool]:

@@ -36,16 +36,31 @@ COUNTED = {
     "slo": "TTFT p99 1,577 ms, longest gap 33 ms, 3 documents' prompts in the flood, all done after 11.7 s",
 }
 BETTER = {
-    # Prompts in chunks of at most 48 tokens, if the option says so.
+    # A constant number of tokens in each step: prompts get what decode rows leave of it.
     "policy": [
         ('longest cached prefix first."""\n', 'longest cached prefix first."""\n    pacing: str = "all"\n'),
         (
             "(self, order: str):\n",
-            "(self, order: str, pacing: str):\n        self.most = 48 if pacing == 'own' else 9**9\n",
+            "(self, order: str, pacing: str):\n        self.most = 38 if pacing == 'own' else 9**9\n",
         ),
         ("MyPolicy(self.order)", "MyPolicy(self.order, self.pacing)"),
-        ("budget.grant(r, r.num_remaining_tokens)", "budget.grant(r, min(r.num_remaining_tokens, self.most))"),
-        ("w.num_tokens - w.num_cached_tokens)", "min(w.num_tokens - w.num_cached_tokens, self.most))"),
+        (
+            "        rows += [\n"
+            "            (r.uid, n) for r in running"
+            " if r.num_remaining_tokens and (n := budget.grant(r, r.num_remaining_tokens))\n"
+            "        ]\n",
+            "        left = self.most - len(rows)\n"
+            "        for r in running:\n"
+            "            if r.num_remaining_tokens and (n := budget.grant(r, min(r.num_remaining_tokens, left))):\n"
+            "                rows.append((r.uid, n))\n"
+            "                left -= n\n",
+        ),
+        (
+            "(n := budget.grant(w, w.num_tokens - w.num_cached_tokens)):\n                break\n",
+            "(n := budget.grant(w, min(w.num_tokens - w.num_cached_tokens, left))):\n"
+            "                break\n"
+            "            left -= n\n",
+        ),
     ],
     # Integers of 6 bits, four in three bytes.
     "int8": [
