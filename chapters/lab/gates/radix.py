@@ -383,9 +383,15 @@ def same_times(student: Student) -> None:
     cache.insert(None, Key(None, ids + 3), 0, ids + 3)
     if not hasattr(cache, "_split") or not hasattr(node, "stamp"):
         return
+    counts_users = isinstance(getattr(node, "users", None), int)
+    if counts_users:
+        node.users = 2
     upper = cache._split(node, 1)
     if upper is None or not hasattr(upper, "stamp"):
         return
+    if counts_users and (upper.users, node.users) != (2, 2):
+        seen = f"The edge had 2 users. The upper half has {upper.users}, and the lower half {node.users}."
+        raise Broken("split-users", "After a split, both halves have the users that the edge had.", seen)
     if upper.stamp != node.stamp:
         promise = "After a split, both halves have the time of last use that the edge had."
         seen = f"The upper half has the stamp {upper.stamp}, and the lower half {node.stamp}."

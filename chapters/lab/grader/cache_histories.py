@@ -354,10 +354,12 @@ def show_history(workload: dict[str, Any], offered: Mapping[int, list[int]] | No
         where = [f"with the namespace {_space(workload.get('space', 0) + space)!r}" for space in args[names:]]
         shown = [_tokens(arg, size) if isinstance(arg, list) else str(arg) for arg in args[:names]] + where
         named = {
-            "lock_after": "match both prompts, and lock the first:",
             "match_other": "match in another namespace",
             "again": "lock again",
         }.get(kind, kind)
+        if kind == "lock_after":
+            name, first, second = shown
+            named, shown = f"match {first}, then {second}, and lock the first", [f"as lock {name}"]
         pages = (offered or {}).get(number)
         shown += [f"as page{'s' * (len(pages) > 1)} {' '.join(map(str, pages))}"] if pages else []
         lines.append(f"{number}. {named} {' '.join(shown)}")
