@@ -304,10 +304,16 @@ def run_turns(student: Student, workload: dict[str, Any]) -> None:
 
 def try_turns(student: Student) -> str:
     """Search for wrong drafts, then check that nothing stays of removed requests, whatever the reason was."""
-    note = search(make_turns, run_turns, tries=80, at_least=CROWD, show=show_turns)(student)
-    if student.replay is None:
-        for reason in (None, "stop", "length", "abort", "error"):
-            run_removed(student, reason)
+    reasons = (None, "stop", "length", "abort", "error") if student.replay is None else ()
+    try:
+        note = search(make_turns, run_turns, tries=80, at_least=CROWD, show=show_turns)(student)
+    except Broken as broken:
+        if broken.cause == "wrong":  # of the mistakes that lead to such drafts, one can be seen
+            for reason in reasons:
+                run_removed(student, reason)
+        raise
+    for reason in reasons:
+        run_removed(student, reason)
     return note
 
 

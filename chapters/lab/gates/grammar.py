@@ -149,7 +149,7 @@ def judge_state(automaton: Any, state: Any, grammar: Grammar, loose: Loose, text
     promise = "A state is empty unless a text of the grammar goes on from it to an end."
     what = f"After {text_of(text)}, " if text else "At the start, "
     if bool(state) and not alive:
-        if grammar.goes_on(tree, dead_ends=True):
+        if grammar.goes_on(tree, dead_ends=True) or loose.reaches(text):
             seen = "the state is not empty, although no text of the grammar has an end from here."
             raise Broken("dead-end", promise, what + seen)
         seen = "the state is not empty, although no text of the grammar begins so."
@@ -177,6 +177,10 @@ def has_end(state: Any, end: int) -> bool:
     return any(isinstance(place, tuple) and len(place) == 2 and place[0] == end and not place[1] for place in state)
 
 
+DEEPEST, MOST_PLACES = 12, 2_000
+"""Limits of the search for dead ends: the longest stack, and the places after a text."""
+
+
 class Loose:
     """Which texts begin a grammar's text if a rule that ends may go on behind any of its calls: a common mistake."""
 
@@ -190,6 +194,28 @@ class Loose:
     def begins(self, text: bytes) -> bool:
         """Return whether this reading allows a beginning of a text."""
         return bool(self._nodes(text))
+
+    def reaches(self, text: bytes) -> bool:
+        """Return whether the network has a place after a text, perhaps one from which no end can be reached."""
+        places = self._places({(0, ())})
+        for value in text:
+            edges = [(edge, stack) for node, stack in places for edge in self.net.reads[node]]
+            places = self._places({(end, stack) for (low, high, end), stack in edges if low <= value <= high})
+        return bool(places)
+
+    def _places(self, new: set[tuple[int, tuple[int, ...]]]) -> set[tuple[int, tuple[int, ...]]]:
+        """Return these places and those that are reached without a byte, but for the deepest stacks."""
+        found: set[tuple[int, tuple[int, ...]]] = set()
+        while new:
+            node, stack = place = new.pop()
+            if place in found or len(stack) > DEEPEST or len(found) > MOST_PLACES:
+                continue
+            found.add(place)
+            new |= {(end, stack) for end in self.net.skips[node]}
+            new |= {(self.net.rules[name][0], (end, *stack)) for name, end in self.net.calls[node]}
+            if stack and node in self.goes_on:
+                new.add((stack[0], stack[1:]))
+        return found
 
     def ends(self, text: bytes) -> bool:
         """Return whether this reading allows a text."""

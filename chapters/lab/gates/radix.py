@@ -151,7 +151,12 @@ def _no_split(size: int) -> list[list[Any]]:
 def make_cache(student: Student, page_size: int) -> Any:
     """Return the student's cache. An option ``compare``, which the reference has, is set so that no C++ is needed."""
     options = {"compare": "numpy"} if "compare" in student.options() else {}
-    return student.make(student.config(**options), page_size=page_size)
+    made = student.make(student.config(**options), page_size=page_size)
+    for name in ("match", "lock", "unlock", "insert", "evict", "check"):
+        if not callable(getattr(made, name, None)):
+            promise = "The cache has the methods of the protocol `PrefixCache` in minisgl/kvcache/__init__.py."
+            raise Broken("lacks-method", promise, f"It has no method `{name}`.")
+    return made
 
 
 # ---- histories -------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from minisgl.chapters.lab.catalog import Lab, find, labs, read
 from minisgl.chapters.lab.cli import main
 from minisgl.chapters.lab.folder import Folder
 from minisgl.chapters.lab.gates.capstone import Installed, called_hooks
+from minisgl.chapters.lab.gates.grammar import Loose
 from minisgl.chapters.lab.gates.policy import show_plan
 from minisgl.chapters.lab.grader import grade as grader
 from minisgl.chapters.lab.grader import search as search_module
@@ -38,6 +39,7 @@ from minisgl.chapters.lab.grader.page_histories import Rules, large_history, spe
 from minisgl.chapters.lab.grader.search import alarm, search
 from minisgl.chapters.lab.grader.server_gate import Served, check_called
 from minisgl.chapters.lab.grader.shrink import smallest
+from minisgl.chapters.lab.grader.small_grammars import network
 from minisgl.chapters.lab.skeletons import solution
 from minisgl.chapters.lab.verdicts import LINES, Report, Verdict
 from minisgl.testing.drive import make_plugin
@@ -895,3 +897,12 @@ def test_the_deciding_numbers_of_a_step_are_shown() -> None:
             "answers": [], "begun": [], "waiting": [[0, 5]], "waited": [7]}  # fmt: skip
     text = show_plan(step)
     assert "reserves for later: 2" in text and "left out of 7 steps" in text
+
+
+def test_dead_end_without_rule() -> None:
+    """A text that a network reads without ever getting to an end is a dead end, and not a wrong return of a rule."""
+    a, nothing = ["text", 97], ["any"]
+    dead = Loose(network(["any", ["seq", a, nothing], ["seq"]], []))
+    assert dead.reaches(b"a") and not dead.reaches(b"b")
+    twice = Loose(network(["seq", ["rule", 0], ["rule", 0]], [a]))
+    assert twice.reaches(b"aa") and not twice.reaches(b"aaa") and twice.begins(b"aaa")
