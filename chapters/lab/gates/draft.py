@@ -308,7 +308,7 @@ def try_turns(student: Student) -> str:
     try:
         note = search(make_turns, run_turns, tries=80, at_least=CROWD, show=show_turns)(student)
     except Broken as broken:
-        if broken.cause == "wrong":  # of the mistakes that lead to such drafts, one can be seen
+        if broken.cause in ("wrong", "retracted"):  # a text that was kept leads to such drafts too, and can be seen
             for reason in reasons:
                 run_removed(student, reason)
         raise
