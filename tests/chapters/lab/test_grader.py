@@ -32,7 +32,7 @@ from minisgl.chapters.lab.grader.cache_histories import History
 from minisgl.chapters.lab.grader.diagnosis import causes_of, diagnose
 from minisgl.chapters.lab.grader.gate import Broken, Gate, Invalid, Missing, Student, TimedOut
 from minisgl.chapters.lab.grader.gate_process import LOADS
-from minisgl.chapters.lab.grader.grade import ForkServer, grade
+from minisgl.chapters.lab.grader.grade import ForkServer, grade, with_server_gates
 from minisgl.chapters.lab.grader.held import container_sizes
 from minisgl.chapters.lab.grader.model_parts import show as show_shape
 from minisgl.chapters.lab.grader.page_histories import Rules, large_history, special_histories
@@ -906,3 +906,10 @@ def test_dead_end_without_rule() -> None:
     assert dead.reaches(b"a") and not dead.reaches(b"b")
     twice = Loose(network(["seq", ["rule", 0], ["rule", 0]], [a]))
     assert twice.reaches(b"aa") and not twice.reaches(b"aaa") and twice.begins(b"aaa")
+
+
+def test_gate_after_the_server() -> None:
+    """A gate that reads what the server has counted runs with the gate that asks it questions."""
+    gates = find("meter").gates
+    assert with_server_gates(gates, ["metrics"]) == {"server", "metrics"}
+    assert with_server_gates(gates, ["clock"]) == {"clock"}
