@@ -594,10 +594,12 @@ def run_answers(student: Student, workload: dict[str, Any], ends: bool = True) -
     drafted = [Reading(world), Reading(world)]  # if drafts were never taken back
     first = [Reading(world), Reading(world)]  # if only the first token of a call were read
     last = [Reading(world), Reading(world)]  # if only the last one were
+    played: list[list[tuple[str, list[int]]]] = [[], []]
     for name, which, tokens in workload["events"]:
         if which not in (0, 1) or not all(isinstance(t, int) and 0 <= t < world.size for t in tokens):
             raise Invalid
         given = list(tokens)
+        played[which].append((name, list(tokens)))
         if name == "advance":
             matchers[which].advance(given)
             for token in tokens:
@@ -626,7 +628,12 @@ def run_answers(student: Student, workload: dict[str, Any], ends: bool = True) -
                 break
             if i:
                 also = [("no-drafts", answers[which].tokens(), "the mask is that before the drafts.")]
-            judge_row(world, reading, got, where, also)
+            try:
+                judge_row(world, reading, got, where, also)
+            except Broken as fault:
+                if fault.cause in ("several", "other", "drafts-stay"):
+                    judge_alone(World(student, workload), reading, played[which], fault)
+                raise
             if i < len(tokens):
                 reading, other = reading.after(tokens[i]), other.after(tokens[i])
                 if reading.text is None and tokens[i] not in world.ends:
@@ -634,6 +641,23 @@ def run_answers(student: Student, workload: dict[str, Any], ends: bool = True) -
         for token in tokens:
             drafted[which] = drafted[which].after(token)
         found[:] = pack_mask(np.ones(world.size, bool))
+
+
+def judge_alone(world: World, reading: Reading, played: Sequence[tuple[str, list[int]]], fault: Broken) -> None:
+    """Judge an answer alone, without drafts, each token in a call of its own. If it is wrong, these are not the cause.
+
+    Raise `Broken` for the cause ``other`` instead of ``drafts-stay`` if the calls of this answer alone go well.
+    """
+    matcher = world.module.MyMatcher(world.masks)
+    for token in [token for name, tokens in played if name == "advance" for token in tokens]:
+        matcher.advance([token])
+    judge_row(world, reading, unpacked(matcher.masks([])[0], world.size, "A row"), "", ())
+    if fault.cause == "drafts-stay":
+        matcher = world.module.MyMatcher(world.masks)
+        for name, tokens in played[:-1]:
+            getattr(matcher, name)(list(tokens))
+        if unpacked(matcher.masks([])[0], world.size, "A row") == reading.tokens():
+            raise Broken("other", fault.promise, "The mask is wrong only beside another answer with the same grammar.")
 
 
 def check_rows(world: World, found: Any, drafts: int) -> None:
@@ -655,7 +679,11 @@ def judge_row(
         seen = f"{where}token {min(got)} is allowed."
         for cause, tokens, words in also:
             if got == tokens and cause != "no-drafts":
-                raise Broken(cause, "The masks are those of the answer so far.", where + words)
+                raise Broken(
+                    cause,
+                    "The masks are those of the answer so far.",
+                    f"{(where + words)[0].upper()}{(where + words)[1:]}",
+                )
         raise Broken("after-end", "After an end token, or a token that is not allowed, no token may follow.", seen)
     judge_mask(world, reading.text, got, also)
 
