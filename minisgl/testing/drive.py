@@ -10,18 +10,21 @@ import importlib
 import inspect
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minisgl.core import EngineSpec, Finished, InvalidRequestError, Output, Req, SamplingParams
 from minisgl.kvcache import PrefixCache
 from minisgl.plugins.scheduler.guard import StarvationGuard
-from minisgl.plugins.speculation import DraftProposer
 from minisgl.scheduler.base import SchedulerPolicy
 from minisgl.scheduler.observer import HookObserver
-from minisgl.testing.drafts import SeededProposer
 from minisgl.testing.idle import check_idle
 from minisgl.testing.sim import SimCounts, SimEngine
-from minisgl.testing.truth import Expected, ExpectedTokens, FakeGrammar, SimRequest, expected_output, score
+from minisgl.testing.truth import Expected, ExpectedTokens, SimRequest, expected_output, score
+
+if TYPE_CHECKING:
+    from minisgl.plugins.speculation import DraftProposer
+    from minisgl.testing.drafts import SeededProposer
+    from minisgl.testing.fake_grammar import FakeGrammar
 
 __all__ = ["Drive", "Job", "Report", "drive", "make_plugin"]
 
@@ -177,13 +180,19 @@ class Drive:
         self._idle_steps = 0  # steps in a row without progress
 
     def _proposer(self, max_drafts: int, percent: int, seed: int, full: bool) -> SeededProposer:
+        from minisgl.testing.drafts import SeededProposer  # without drafts, plugins/speculation may be missing
+
         return SeededProposer(
             self.requests, self.spec.vocab_size, max_drafts=max_drafts, percent=percent, seed=seed, full=full
         )
 
     def _grammar_of(self, req: Req) -> FakeGrammar | None:
         request = self.requests[req.uid]
-        return None if request.grammar is None else FakeGrammar(request, self.spec.vocab_size)
+        if request.grammar is None:
+            return None
+        from minisgl.testing.fake_grammar import FakeGrammar  # without grammars, plugins/constraint may be missing
+
+        return FakeGrammar(request, self.spec.vocab_size)
 
     # ---- what clients do ------------------------------------------------------------------------------
 

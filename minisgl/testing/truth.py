@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from minisgl.core import I32, Bools, FinishReason, SamplingParams
-from minisgl.plugins.constraint.base import Constraint
 
 U64 = npt.NDArray[np.uint64]
 
@@ -139,36 +138,6 @@ def namespace(params: SamplingParams) -> int:
     if params.cache_salt is None:
         return 0
     return int.from_bytes(hashlib.blake2b(params.cache_salt.encode(), digest_size=8).digest(), "little") | 1
-
-
-class FakeGrammar(Constraint):
-    """The made-up grammar of a request, as the scheduler sees it."""
-
-    def __init__(self, request: SimRequest, vocab_size: int):
-        assert request.grammar is not None
-        self.grammar, self.vocab_size = request.grammar, vocab_size
-        self._prefix = int(prefix_hashes(request.prompt)[-1])
-
-    def advance(self, tokens: Sequence[int]) -> None:
-        for token in tokens:
-            self._prefix = extend_hash(self._prefix, token)
-
-    def masks(self, drafts: Sequence[int]) -> I32:
-        prefixes = [self._prefix]
-        for draft in drafts:
-            prefixes.append(extend_hash(prefixes[-1], draft))
-        return np.stack([pack_mask(allowed_tokens(prefix, self.grammar, self.vocab_size)) for prefix in prefixes])
-
-    def forced(self, count: int) -> list[int]:
-        forced: list[int] = []
-        prefix = self._prefix
-        while len(forced) < count:
-            only = np.flatnonzero(allowed_tokens(prefix, self.grammar, self.vocab_size)).tolist()
-            if len(only) != 1:
-                break
-            forced += only
-            prefix = extend_hash(prefix, only[0])
-        return forced
 
 
 class ExpectedTokens:

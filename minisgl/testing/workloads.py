@@ -13,6 +13,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from minisgl.core import EngineSpec, SamplingParams
+from minisgl.plugin_manager.discovery import exists
 from minisgl.testing.drive import Job, make_plugin
 from minisgl.testing.truth import expected_output
 
@@ -20,6 +21,10 @@ CACHES = ("naive", "radix")
 POLICIES = ("static", "prefill_first", "decode_first", "mixed", "priority")
 ORDERS = ("fcfs", "lpm")
 PAGE_SIZES = (1, 2, 3, 5, 7, 16, 64)
+DRAFTS = st.tuples(st.sampled_from([1, 4, 9]), st.sampled_from([0, 60, 90, 100]), st.integers(0, 99))
+GRAMMARS = st.integers(0, 3)
+HAS_DRAFTS, HAS_GRAMMARS = exists("minisgl.plugins.speculation"), exists("minisgl.plugins.constraint")
+"""Whether the plugins are there that drafts and grammars need."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +86,7 @@ def setups(draw: st.DrawFn, /, **fixed: Any) -> Setup:
         "max_prefill_tokens": draw(st.sampled_from([1, 3, 8, 16, 50, 8192])),
         "starvation_steps": draw(st.sampled_from([2, 16, 512])),
         "eos_ids": draw(st.sampled_from([(), (3,), (1, 2)])),
-        "drafts": draw(
-            st.none() | st.tuples(st.sampled_from([1, 4, 9]), st.sampled_from([0, 60, 90, 100]), st.integers(0, 99))
-        ),
+        "drafts": draw(st.none() | DRAFTS if HAS_DRAFTS else st.none()),
         "rounds": draw(st.sampled_from([1, 2, 5])),
     }
     return Setup(**{**values, **fixed})
@@ -142,7 +145,7 @@ def jobs(draw: st.DrawFn, setup: Setup, max_jobs: int = 9, aborts: bool = True, 
             continue
         arrive = draw(st.sampled_from([0, 0, 1, 4, 4, 9, 20]))  # repeated values: several requests arrive at once
         abort = draw(st.none() | st.integers(0, 30)) if aborts else None
-        grammar = draw(st.none() | st.integers(0, 3))
+        grammar = draw(st.none() | GRAMMARS if HAS_GRAMMARS else st.none())
         group = draw(st.sampled_from([0, 0, 0, 1, 2]))
         made.append(Job(uid, prompt, sampling, arrive, None if abort is None else arrive + abort, grammar, group))
     return made

@@ -23,21 +23,34 @@ from minisgl.plugin_manager import manager as manager_module
 from minisgl.plugin_manager.discovery import exists
 from minisgl.plugin_manager.encoding import decode_config, encode_config, plugins_of
 from minisgl.plugin_manager.manager import ConfigError, PluginManager
-from minisgl.plugins.__main__ import main
 from minisgl.testing.own_plugin import MINE, run_python, write_plugin
 
 Write = Callable[..., Path]
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Write:
-    """Return a function that writes a plugin file: the imports that every plugin needs, then the given body."""
+def external() -> None:
+    """Skip the test without the folder plugins/external: there are only the built-in plugins then."""
+    pytest.importorskip("minisgl.plugins.external")
 
+
+@pytest.fixture
+def write(external: None, tmp_path: Path) -> Write:
+    """Return a function that writes a plugin file: the imports that every plugin needs, then the given body."""
     return partial(write_plugin, tmp_path)
 
 
 @pytest.fixture
-def mine(tmp_path: Path) -> Path:
+def main() -> Callable[[list[str]], None]:
+    """Return the command ``python -m minisgl.plugins``. It needs the folder plugins/command."""
+    pytest.importorskip("minisgl.plugins.command")
+    from minisgl.plugins.__main__ import main
+
+    return main
+
+
+@pytest.fixture
+def mine(external: None, tmp_path: Path) -> Path:
     path = tmp_path / "my_cache.py"
     path.write_text(MINE)
     return path
@@ -61,7 +74,7 @@ def test_built_ins_are_complete_and_load() -> None:
 
 def test_a_built_in_plugin_is_loaded_when_it_is_needed() -> None:
     manager = PluginManager.load(light=True)
-    config = compose(manager, ["cache=naive", "stage=6"])
+    config = compose(manager, ["cache=naive", "stage='6'"])
     assert config.scheduler.order == "lpm"
     assert {p.name for p in manager.plugins} == {
         f"minisgl.plugins.{group}.{manager.name_of(group, getattr(config, group))}"
@@ -139,7 +152,7 @@ def test_two_managers_share_only_classes(mine: Path) -> None:
     assert "mine" not in PluginManager.load().configs["cache"]
 
 
-def test_module_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_module_name(external: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a_module_of_mine.py").write_text(MINE)
     monkeypatch.syspath_prepend(str(tmp_path))
     manager = PluginManager.load(["a_module_of_mine"])
@@ -179,6 +192,7 @@ PART = """
 
 
 def test_missing_package_names_the_extra(write: Write) -> None:
+    pytest.importorskip("minisgl.plugins.command")  # it knows the names of packages
     path = write(
         PART
         + """
@@ -201,7 +215,7 @@ def test_missing_package_names_the_extra(write: Write) -> None:
         ("minisgl.core", "has no hook"),
     ],
 )
-def test_unknown_plugin(word: str, expected: str) -> None:
+def test_unknown_plugin(external: None, word: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         PluginManager.load([word])
 
@@ -405,7 +419,7 @@ def test_encode_config_built_in_python() -> None:
 # ---- python -m minisgl.plugins ------------------------------------------------------------------------
 
 
-def test_plugins_command(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plugins_command(mine: Path, capsys: pytest.CaptureFixture[str], main: Callable[[list[str]], None]) -> None:
     main([str(mine)])
     shown = capsys.readouterr().out
     main([str(mine), "--json"])
@@ -423,7 +437,7 @@ def test_plugins_command(mine: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "cache.inner.depth=3" in shown
 
 
-def test_plugins_command_error(tmp_path: Path) -> None:
+def test_plugins_command_error(external: None, tmp_path: Path, main: Callable[[list[str]], None]) -> None:
     command = [sys.executable, "-m", "minisgl.plugins", "gone.py"]
     failed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert failed.returncode == 2

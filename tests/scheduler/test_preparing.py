@@ -12,8 +12,9 @@ from minisgl.config import Config
 from minisgl.core import I32
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.testing.drive import Drive
+from minisgl.testing.fake_grammar import FakeGrammar
 from minisgl.testing.small import SPEC, job, make
-from minisgl.testing.truth import FakeGrammar, SimRequest
+from minisgl.testing.truth import SimRequest
 from minisgl.trace.check import check
 from minisgl.trace.read import read
 

@@ -1,4 +1,4 @@
-# causes: mixed, other-rank
+# causes: mixed
 # gate: sort
 """The expert numbers are converted to int8 before the sort."""
 

@@ -1,4 +1,4 @@
-# causes: decode-order
+# causes: decodes
 # gate: rows
 """The most urgent decode row comes first: here the earliest admitted one gets the last free page."""
 
