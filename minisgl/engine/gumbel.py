@@ -16,16 +16,11 @@ from torch import Tensor
 
 
 class Param(IntEnum):
-    """The columns of the table of sampling parameters, int32 [request-pool rows, columns].
-
-    Their order matters: `draw` reads the first three.
-    """
+    """The columns of the table of sampling parameters, int32 [request-pool rows, columns]."""
 
     SEED_LOW = 0  # the two words of the seed key, see `seed_key`
     SEED_HIGH = 1
-    TEMPERATURE = 2  # the bits of a float32, as in the next column
-    TOP_P = 3
-    TOP_K = 4  # 0: off
+    TEMPERATURE = 2  # the bits of a float32
 
 
 _MASK64 = (1 << 64) - 1
@@ -91,8 +86,8 @@ def draw(
 ) -> Tensor:  # fmt: skip
     """Sample a token for each row: argmax(logits / temperature + noise), int64 [rows].
 
-    ``logits`` [rows, vocab] of any float dtype are converted to float32. ``table`` int32 [request-pool rows, 3 or more]
-    holds the seed key and the temperature, above 0, in the first columns of `Param`. If ``scaled`` is False, the logits
+    ``logits`` [rows, vocab] of any float dtype are converted to float32. ``table`` int32 [request-pool rows, 3]
+    holds the seed key and the temperature, above 0: see `Param`. If ``scaled`` is False, the logits
     are not divided by the temperature. ``req_pool_indices`` int32 [rows] selects a row of ``table`` for each row of
     logits. ``positions`` and ``hashes`` are as in `gumbel`, which ``noise`` may replace.
     """

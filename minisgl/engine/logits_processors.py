@@ -1,24 +1,18 @@
-"""What is applied to logits before a token is chosen: token masks, top-k, top-p, and the processors of plugins.
+"""What is applied to logits before a token is chosen: token masks, and the processors of plugins.
 
-Each function takes logits [rows, vocab] and, as tensors, one parameter for each row. All data stays on the device, and
-no function keeps state. A logit that is -inf stays -inf, so nothing that is applied later allows a token that a mask
-forbids.
+All data stays on the device. A logit that is -inf stays -inf, so nothing that is applied later allows a token that a
+mask forbids.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from minisgl.core import Admission
+from minisgl.core import Admission, SamplingParams
 from minisgl.engine.inputs import Accepted, SamplingInputs
-
-PARTIAL_SORT_WIDTH = 256
-"""For a row with top_k from 1 to this number, only this number of the row's largest logits is sorted. The width is a
-constant, so the floating-point sums of a row do not depend on the parameters of other rows."""
 
 MASK_BYTES = 32 << 20
 """Largest size in bytes of the masks that `mask_tokens` unpacks at a time."""
@@ -32,10 +26,15 @@ class LogitsProcessor:
     """
 
     parameters: tuple[str, ...] = ()
-    """Fields of `SamplingParams`. A request uses the processor if one of them does not have its default value."""
+    """Fields of `SamplingParams`. A request uses the processor if one of them does not have its default value, and if
+    `serves` agrees."""
     flag = 0  # set by `Sampler.add`: the rows of a `SamplePlan` that use the processor are its ``rows[flag]``
-    after_top_p = False
-    """Whether it is applied after temperature, top-k and top-p, and only to rows that are not greedy; or before."""
+    after_temperature = False
+    """Whether it is applied after the temperature, and only to rows that are not greedy; or before."""
+
+    def serves(self, params: SamplingParams) -> bool:
+        """Return whether a request uses the processor that has other than default values of its ``parameters``."""
+        return True
 
     def admit(self, admissions: Sequence[Admission]) -> None:
         """Note newly admitted requests that use the processor. It replaces what their request-pool rows had before."""
@@ -70,28 +69,3 @@ def mask_tokens(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         octets = words.view(torch.uint8)  # token t is bit t % 8 of octet t // 8, on a little-endian machine
         forbidden = (octets[:, :, None] >> shifts & 1).flatten(1)[:, : logits.shape[1]] == 0
         logits.index_copy_(0, some.long(), logits.index_select(0, some).masked_fill_(forbidden, -torch.inf))
-
-
-def top_k_p_threshold(logits: Tensor, top_k: Tensor, top_p: Tensor, width: int, sums: Any = torch) -> Tensor:
-    """Return the smallest logit [rows, 1] that top-k followed by top-p keeps. Equal logits are kept too.
-
-    ``top_k`` is int32 (0: off), ``top_p`` is in (0, 1] (Holtzman et al., "The curious case of neural text
-    degeneration", 2019). Only the ``width`` largest logits of a row are sorted: ``width`` must be the vocabulary
-    size, or at least every row's top_k with no top_k off. ``sums`` has torch's functions ``softmax`` and ``cumsum``.
-    """
-    if width < logits.shape[1]:
-        values = logits.topk(width, dim=1).values
-    else:
-        values = logits.sort(dim=1, descending=True).values
-    limit = torch.where(top_k > 0, top_k.clamp(max=width), width)
-    beyond = torch.arange(width, device=logits.device) >= limit[:, None]
-    probs = sums.softmax(values.masked_fill(beyond, -torch.inf), dim=1)
-    before = sums.cumsum(probs, dim=1) - probs  # total probability of the more likely tokens
-    kept = ((before < top_p[:, None]) | (top_p[:, None] >= 1.0)) & ~beyond
-    kept[:, 0] = True
-    return values.gather(1, kept.sum(dim=1, keepdim=True) - 1)
-
-
-def mask_below(logits: Tensor, threshold: Tensor) -> Tensor:
-    """Set logits below ``threshold`` [rows, 1] to -inf, in place."""
-    return logits.masked_fill_(logits < threshold, -torch.inf)

@@ -4,14 +4,15 @@ A row of logits belongs to one sampled position. Most requests have one in a ste
 has several. The host does not wait for the device. The sampler keeps the sampling state of each request-pool row. This
 state changes only when a step admits a request or commits sampled tokens, in the order of the steps. The token of a
 row depends on its own logits, parameters, seed, position, mask and (with penalties) earlier tokens, never on other rows
-of the batch. Penalties, logit bias and min-p are processors of `plugins/sampling`. SGLang builds a `SamplingBatchInfo`
-and vLLM a `SamplingMetadata` for each batch instead.
+of the batch. Top-k, top-p, penalties and others are processors of `plugins/sampling`. SGLang builds a
+`SamplingBatchInfo` and vLLM a `SamplingMetadata` for each batch instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,10 +24,8 @@ from minisgl.engine.gumbel import Param, draw, seed_key, token_hashes
 from minisgl.engine.inputs import Accepted, SamplePlan, SamplingInputs, Uploader
 from minisgl.engine.logits_processors import LogitsProcessor
 
-# Flags of a request: which parts of sampling it uses. PARTIAL_SORT: top-k (and top-p) over the PARTIAL_SORT_WIDTH
-# largest logits; FULL_SORT: top-k or top-p over the whole vocabulary. The processors have the flags above these.
-RANDOM, PARTIAL_SORT, FULL_SORT = (1 << i for i in range(3))
-PROCESSORS = -1 << 3  # the flags of all processors
+RANDOM = 1  # the flag of a request that is not greedy; the processors that it uses have the flags above this one
+PROCESSORS = -1 << 1  # the flags of all processors
 _DEFAULT = SamplingParams()
 
 MIN_TEMPERATURE = 1e-5  # lower ones (of rows that are not greedy) are raised to it, or float32 could overflow
@@ -49,11 +48,11 @@ class Sampler:
         self.draw: Callable[..., Tensor] = draw
         self.argmax: Callable[[Tensor], Tensor] = partial(torch.argmax, dim=1)
         self.mask_tokens: Callable[[Tensor, Tensor, Tensor], None] = logits_processors.mask_tokens
-        self.top_k_p_threshold: Callable[..., Tensor] = logits_processors.top_k_p_threshold
         self.log_sum_exp: Callable[[Tensor], Tensor] = partial(torch.logsumexp, dim=1, keepdim=True)
+        self.sums: Any = torch  # its functions ``softmax`` and ``cumsum``
         self.processors: dict[int, LogitsProcessor] = {}  # by flag, in the order in which they are applied
-        self.groups = [RANDOM, PARTIAL_SORT, FULL_SORT]  # flags of parts that run on a subset of the rows
-        self._filters = PARTIAL_SORT | FULL_SORT  # flags of what changes logits after the temperature
+        self.groups = [RANDOM]  # flags of parts that run on a subset of the rows
+        self._filters = 0  # flags of the processors after the temperature
         self._upload = Uploader(device)
         self._flags = np.zeros(max_running_requests + 1, np.int32)
         self.params = torch.zeros(max_running_requests + 1, len(Param), dtype=torch.int32, device=device)
@@ -64,7 +63,7 @@ class Sampler:
         flag = processor.flag = self.groups[-1] << 1
         self.groups.append(flag)
         self.processors[flag] = processor
-        if processor.after_top_p:
+        if processor.after_temperature:
             self._filters |= flag
 
     def admit(self, admissions: Sequence[Admission]) -> None:
@@ -78,8 +77,6 @@ class Sampler:
             if not p.greedy:
                 ints[i, Param.SEED_LOW], ints[i, Param.SEED_HIGH] = seed_key(admission.seed)
             floats[i, Param.TEMPERATURE] = max(p.temperature, MIN_TEMPERATURE) if not p.greedy else 1.0
-            floats[i, Param.TOP_P] = p.top_p
-            ints[i, Param.TOP_K] = p.top_k if 0 < p.top_k < self.vocab_size else 0
             self._flags[admission.req_pool_idx] = self._flags_of(p)
         host_indices = np.array([admission.req_pool_idx for admission in admissions], np.int32)
         req_pool_indices, rows = self._upload([host_indices, ints])
@@ -101,15 +98,15 @@ class Sampler:
     def sample(self, logits: Tensor, inputs: SamplingInputs, masks: TokenMasks | None = None) -> Tensor:
         """Choose a token for each row of ``logits`` [rows, vocab]. Returns int64 [rows].
 
-        The logits are in the model's dtype and may be overwritten. The order is vLLM's: bias, penalties and other
-        processors, ``masks``, temperature, top-k, top-p, processors such as min-p. (vLLM applies masks before bias and
-        penalties. The tokens are the same, because a logit that is -inf stays so.) Call `commit` afterwards.
+        The logits are in the model's dtype and may be overwritten. The order is vLLM's: processors such as bias and
+        penalties, ``masks``, temperature, processors such as top-k, top-p and min-p. (vLLM applies masks before bias
+        and penalties. The tokens are the same, because a logit that is -inf stays so.) Call `commit` afterwards.
         """
         plan = inputs.plan
         if plan.flags & ~RANDOM:  # logits processors compute in float32
             logits = logits.float()
         if plan.flags & PROCESSORS:
-            logits = self._process(logits, inputs, after_top_p=False)
+            logits = self._process(logits, inputs, after_temperature=False)
         if masks is not None and len(masks.positions):
             self.mask_tokens(logits, *self._upload([masks.positions, masks.bits]))
         return self._draw(logits, inputs) if plan.flags & RANDOM else self.argmax(logits)
@@ -128,16 +125,10 @@ class Sampler:
         return added
 
     def _flags_of(self, p: SamplingParams) -> int:
-        flags = 0
-        if not p.greedy:
-            flags |= RANDOM
-            if 0 < p.top_k <= logits_processors.PARTIAL_SORT_WIDTH and p.top_k < self.vocab_size:
-                flags |= PARTIAL_SORT
-            elif 0 < p.top_k < self.vocab_size or p.top_p < 1.0:
-                flags |= FULL_SORT
+        flags = 0 if p.greedy else RANDOM
         for flag, processor in self.processors.items():
             asked = any(getattr(p, name) != getattr(_DEFAULT, name) for name in processor.parameters)
-            if asked and not (processor.after_top_p and p.greedy):
+            if asked and not (processor.after_temperature and p.greedy) and processor.serves(p):
                 flags |= flag
         return flags
 
@@ -145,10 +136,10 @@ class Sampler:
 
     # In these methods ``rows`` are the rows of logits in a group, as `SamplePlan.rows` has them; None: all rows.
 
-    def _process(self, logits: Tensor, inputs: SamplingInputs, *, after_top_p: bool) -> Tensor:
-        """Apply the processors that rows of the step use: those that come after top-p, or all others."""
+    def _process(self, logits: Tensor, inputs: SamplingInputs, *, after_temperature: bool) -> Tensor:
+        """Apply the processors that rows of the step use: those that come after the temperature, or all others."""
         for flag, processor in self.processors.items():
-            if inputs.plan.flags & flag and processor.after_top_p == after_top_p:
+            if inputs.plan.flags & flag and processor.after_temperature == after_temperature:
                 rows = inputs.groups.get(flag)
                 logits = replace_rows(logits, rows, processor.apply(select_rows(logits, rows), inputs, rows))
         return logits
@@ -158,20 +149,12 @@ class Sampler:
         _, req_pool_indices, positions, plan, groups, _ = inputs
         if self._hashes is None:
             self._hashes = token_hashes(self.vocab_size, self.device)
-        # Without top-k, top-p and processors after them, `draw` divides by the temperature while it reads the logits.
+        # Without processors after the temperature, `draw` divides by the temperature while it reads the logits.
         filtered = bool(plan.flags & self._filters)
         if filtered:
             params = self.params.index_select(0, req_pool_indices)
-            temperature, top_p = params[:, Param.TEMPERATURE : Param.TOP_P + 1].view(torch.float32).T
-            logits = logits / temperature[:, None]
-            partial_width = min(logits_processors.PARTIAL_SORT_WIDTH, self.vocab_size)
-            for group, width in ((PARTIAL_SORT, partial_width), (FULL_SORT, self.vocab_size)):
-                if plan.flags & group:
-                    rows = groups.get(group)
-                    part, top_k = select_rows(logits, rows), select_rows(params[:, Param.TOP_K], rows)
-                    threshold = self.top_k_p_threshold(part, top_k, select_rows(top_p, rows), width)
-                    logits = replace_rows(logits, rows, logits_processors.mask_below(part, threshold))
-            logits = self._process(logits, inputs, after_top_p=True)
+            logits = logits / params[:, Param.TEMPERATURE, None].view(torch.float32)
+            logits = self._process(logits, inputs, after_temperature=True)
         rows = groups.get(RANDOM)
         keys = (select_rows(req_pool_indices, rows), select_rows(positions, rows))
         drawn = self.draw(select_rows(logits, rows), self.params, *keys, self._hashes, scaled=not filtered)

@@ -24,11 +24,14 @@ PARAMETER_PLUGINS = {
     **dict.fromkeys(("min_tokens", "bad_words", "allowed_token_ids"), ("constraint", "token_rules")),
     **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), ("sampling", "penalties")),
     "logit_bias": ("sampling", "logit_bias"),
+    **dict.fromkeys(("top_k", "top_p"), ("sampling", "top_k_p")),
     "min_p": ("sampling", "min_p"),
     "logprobs": ("sampling", "logprobs"),
     "prompt_logprobs": ("sampling", "prompt_logprobs"),
 }
 """Field of `SamplingParams` → the plugin, a kind and a name, without which a request with the field is refused."""
+NOT_IF_GREEDY = ("top_k", "top_p", "min_p")
+"""Fields that change nothing if a request is greedy."""
 _DEFAULT = SamplingParams()
 
 
@@ -117,6 +120,7 @@ def plugins_of(params: SamplingParams) -> set[tuple[str, str, str]]:
         (parameter, *plugin)
         for parameter, plugin in PARAMETER_PLUGINS.items()
         if getattr(params, parameter) != getattr(_DEFAULT, parameter)
+        and not (params.greedy and parameter in NOT_IF_GREEDY)
     }
     if params.grammar is not None and params.grammar.after:
         found.add((params.grammar.field, "constraint", "after_token"))

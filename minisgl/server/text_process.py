@@ -205,7 +205,7 @@ class TextWorker:
                 if self.tokenizer is None:
                     raise InvalidRequestError("messages", "This model has no tokenizer, so it can't chat.")
                 prompt = with_read_variables(prompt, self.tokenizer)
-                check_chat_length(prompt, self.limits.max_seq_len, self.tokenizer)
+                self.tokenizer.check_length(prompt, self.limits.max_seq_len)
                 chat = self.tokenizer.render_prompt(prompt)
                 self.tokenizer.check_length(chat.text, self.limits.max_seq_len)
                 ids = pack_ids(self.tokenizer.encode_chat(chat))
@@ -222,20 +222,3 @@ def with_read_variables(prompt: ChatPrompt, tokenizer: Tokenizer) -> ChatPrompt:
         return prompt
     read = {k: value for k, value in prompt.optional_kwargs.items() if k in tokenizer.template.variables}
     return msgspec.structs.replace(prompt, chat_template_kwargs={**read, **prompt.chat_template_kwargs})
-
-
-def check_chat_length(prompt: ChatPrompt, max_tokens: int, tokenizer: Tokenizer) -> None:
-    """Raise `InvalidRequestError` for a chat whose strings are longer than a text of ``max_tokens`` may be.
-
-    `minisgl.plugins.http.bounds` has refused a chat with too many parts before.
-    """
-    num_chars, most = 0, tokenizer.max_chars(max_tokens)
-    todo: list[Any] = [*prompt.messages, prompt.chat_template_kwargs, prompt.tools]
-    while todo:
-        value = todo.pop()
-        if isinstance(value, str):
-            num_chars += len(value)
-        else:
-            todo += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    if num_chars > most:
-        raise too_long("messages", max_tokens, f"The messages have {num_chars} characters, more than {most}.")

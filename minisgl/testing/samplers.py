@@ -9,6 +9,7 @@ from minisgl.plugins.sampling.logit_bias import LogitBias
 from minisgl.plugins.sampling.logprobs import SampledLogprobs
 from minisgl.plugins.sampling.min_p import MinP
 from minisgl.plugins.sampling.penalties import Penalties
+from minisgl.plugins.sampling.top_k_p import add_top_k_p
 
 __all__ = ["add_processors", "full_sampler"]
 
@@ -18,6 +19,7 @@ def add_processors(sampler: Sampler, max_running_requests: int) -> Sampler:
     sampler.add(SampledLogprobs(max_running_requests, sampler.log_sum_exp))
     sampler.add(LogitBias(max_running_requests, sampler.device))
     sampler.add(Penalties(max_running_requests, sampler.vocab_size, sampler.device))
+    add_top_k_p(sampler, max_running_requests)
     sampler.add(MinP(max_running_requests, sampler.device))
     return sampler
 

@@ -201,8 +201,11 @@ class _ProcessGroup:
 
 
 def _line() -> str:
-    """Return file and line of the innermost frame outside this file: the line that waits."""
+    """Return file and line of the innermost frame outside this file: the line that waits.
+
+    A frame with a local variable ``__tracebackhide__`` is passed over, as by pytest: a test has wrapped the call.
+    """
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename == __file__:
+    while frame.f_back is not None and (frame.f_code.co_filename == __file__ or "__tracebackhide__" in frame.f_locals):
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import datetime
 import json
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -127,12 +127,6 @@ class ChatTemplate:
         return text
 
 
-def tool_name(tool: Mapping[str, Any]) -> str:
-    """Return the name of a tool in the OpenAI API's form, or an empty text if it has none."""
-    function = tool.get("function")
-    return str(function.get("name", "")) if isinstance(function, Mapping) else ""
-
-
 def _raise(message: str) -> NoReturn:
     raise RaisedByTemplate(message)
 
@@ -181,14 +175,11 @@ def as_string(message: Message) -> Message:
 
 def strings_of(value: Any) -> list[str]:
     """Return all strings in a JSON value, keys included."""
-    found: list[str] = []
-
-    def collect(text: str) -> str:
-        found.append(text)
-        return text
-
-    map_strings(value, collect)
-    return found
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        value = [*value, *value.values()]
+    return [text for item in value for text in strings_of(item)] if isinstance(value, list | tuple) else []
 
 
 def _content(content: Any, i: int) -> str | list[dict[str, str]]:
@@ -210,14 +201,3 @@ def _part(part: Any, i: int) -> dict[str, str]:
 def refuse(i: int, what: str) -> NoReturn:
     """Raise `InvalidRequestError` for the message number ``i``."""
     raise InvalidRequestError("messages", f"messages[{i}]: {what}.")
-
-
-def map_strings(value: Any, change: Callable[[str], str]) -> Any:
-    """Return a JSON value with ``change(text)`` in place of each of its strings, keys included."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {change(key) if isinstance(key, str) else key: map_strings(item, change) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
-        return [map_strings(item, change) for item in value]
-    return value

@@ -7,7 +7,6 @@ or ``chat_template.jinja`` has the chat template. The module knows nothing about
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -21,15 +20,13 @@ from minisgl.config import ConfigError
 from minisgl.message import ChatPrompt
 from minisgl.plugin_manager.discovery import exists, import_module
 from minisgl.plugin_manager.manager import PluginManager
-from minisgl.sampling_params import InvalidRequestError, SamplingParams, shorten, too_long
+from minisgl.sampling_params import InvalidRequestError, SamplingParams, shorten
 from minisgl.tokenizer.chat import ChatTemplate, RenderedChat, normalize, strings_of
 from minisgl.tokenizer.text_stream import ByteLevelStream, TextStream, WholeStream
 from minisgl.utils.json_file import read_json_if_present
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """The special tokens with a name. A chat template may read their texts."""
-MAX_CHARS_PER_TOKEN = 16
-"""The largest number of characters of a text for each token that the server allows for a request."""
 GRAMMARS = "minisgl.plugins.grammar.lazy"
 """The plugin that reads the grammars of requests."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -116,32 +113,15 @@ class Tokenizer:
         """The number of tokens in the tokenizer's vocabulary. A model's vocabulary is often padded to a larger size."""
         return self.raw.get_vocab_size(with_added_tokens=True)
 
-    @functools.cached_property
-    def max_token_chars(self) -> int:
-        """The number of characters of the longest token: n characters are at least n / max_token_chars tokens."""
-        return max(map(len, self.raw.get_vocab(with_added_tokens=True)), default=1)
-
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text. ``add_special_tokens`` lets the post-processor add special tokens (BOS)."""
         return self.raw.encode(text, add_special_tokens=add_special_tokens).ids
 
-    def max_chars(self, max_tokens: int) -> int:
-        """Return the largest number of characters of a text that is tokenized for at most ``max_tokens`` tokens."""
-        return min(self.max_token_chars, MAX_CHARS_PER_TOKEN) * max_tokens
+    def check_length(self, prompt: str | ChatPrompt, max_tokens: int) -> None:
+        """Raise `InvalidRequestError` for a text or a chat that need not be tokenized, as it has too many characters.
 
-    def check_length(self, text: str, max_tokens: int) -> None:
-        """Raise `InvalidRequestError` for a text that is too long to be tokenized, as it has more than ``max_tokens``.
-
-        Tokenizing a very long text would delay all other requests: 1 MiB takes about a second.
+        It has more than ``max_tokens`` tokens then. This tokenizer refuses none: the scheduler counts the tokens.
         """
-        most = self.max_chars(max_tokens)
-        if len(text) > most:
-            raise too_long(
-                "prompt",
-                max_tokens,
-                f"The prompt has {len(text)} characters, and at most {most} are tokenized; a plain prompt may be sent "
-                "as token ids.",
-            )
 
     def render(
         self,
@@ -273,10 +253,6 @@ class Tokenizer:
                     "alone, or set skip_special_tokens to false.",
                 )
         return found
-
-    def token_text(self, token: int) -> str:
-        """Return `token_bytes` as text, with U+FFFD in place of incomplete characters."""
-        return self.token_bytes(token).decode(errors="replace")
 
 
 def read_tokenizer(file: Path) -> tokenizers.Tokenizer:

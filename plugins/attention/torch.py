@@ -28,7 +28,8 @@ class Torch:
     """scaled_dot_product_attention over gathered pages: any device, any page size."""
 
     gather_mb: int | None = None
-    """MiB of one layer's KV gathered at a time. By default 4 on a CPU and 512 on a GPU."""
+    """MiB of one layer's KV gathered at a time, with the scores of layers with sinks or a soft cap. By default 4 on a
+    CPU and 512 on a GPU."""
     block: int = 256
     """Number of queries of a prefill chunk computed at a time. Each block reads only the KV up to its last query."""
 
@@ -73,6 +74,8 @@ class TorchAttention(AttentionBackend):
         super().bind(pool, layers, keys)
         self.windows = sorted({layer.window for layer in layers})
         self.page_bytes = pool.page_bytes(1, pool.page_size, layers[0].kv_heads, layers[0].head_dim, pool.dtype)
+        plain = [layer.q_heads for layer in layers if layer.soft_cap or layer.sinks is not None]
+        self.score_bytes = 4 * max(plain, default=0)  # of a query and a key: only `plain_attention` stores scores
         # Buffers for gathered keys and values, reused by all calls: on a CPU, allocating new memory costs as much time
         # as the gather itself.
         self.gathered = [torch.empty_like(buffer[:0]) for buffer in pool.layer(0)]
@@ -149,12 +152,14 @@ class TorchAttention(AttentionBackend):
     def _split_blocks(self, q_len: np.ndarray, pages: np.ndarray) -> list[tuple[int, int]]:
         """Split the blocks into ranges that are computed in one call.
 
-        The blocks of a range have the same q_len. Their gathered KV fits the budget (but a range has at least one
-        block), and at most half of it is padding. Blocks of equal q_len are sorted by ``pages``, largest first.
+        The blocks of a range have the same q_len. Their gathered KV, with the scores where they are stored, fits the
+        budget (but a range has at least one block), and at most half of it is padding. Blocks of equal q_len are sorted
+        by ``pages``, largest first.
         """
         ranges, a = [], 0
         while a < len(pages):
-            max_blocks = max(1, self.budget // int(pages[a] * self.page_bytes))
+            page_bytes = self.page_bytes + int(q_len[a]) * self.pool.page_size * self.score_bytes
+            max_blocks = max(1, self.budget // (int(pages[a]) * page_bytes))
             same_q_len = q_len[a : a + max_blocks] == q_len[a]
             little_padding = pages[a : a + max_blocks] * 2 > pages[a]
             b = a + int(np.argmin(np.append(same_q_len & little_padding, False)))
@@ -232,9 +237,12 @@ def plain_attention(
     the scores are not capped. ``sinks`` is float32 and has the shape of ``q`` for each row, but 1 in places of equal
     sinks: [heads, queries or 1, 1].
     """
-    group_size = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(group_size, dim=1), v.repeat_interleave(group_size, dim=1)
-    scores = (q.float() @ k.float().transpose(-1, -2)).mul_(scale)
+
+    def by_kv_head(x: torch.Tensor) -> torch.Tensor:
+        """Return x [blocks, heads, queries, n] with the queries of all heads that share a KV head one after another."""
+        return x.reshape(len(x), k.shape[1], -1, x.shape[-1])
+
+    scores = (by_kv_head(q.float()) @ k.float().mT).view(*q.shape[:-1], -1).mul_(scale)
     if cap:
         scores = scores.div_(cap).tanh_().mul_(cap)
     scores = scores.masked_fill_(~mask, float("-inf"))
@@ -242,7 +250,7 @@ def plain_attention(
         weights = scores.softmax(-1)
     else:  # one more column takes part in the softmax; no value belongs to it
         weights = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), dim=-1).softmax(-1)[..., :-1]
-    return weights.to(v.dtype) @ v
+    return (by_kv_head(weights.to(v.dtype)) @ v).view(q.shape)
 
 
 @hookimpl

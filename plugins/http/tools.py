@@ -29,7 +29,7 @@ from minisgl.server.app import Api
 from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension
 from minisgl.server.protocol import AnswerForm
-from minisgl.tokenizer.chat import ChatTemplate, tool_name
+from minisgl.tokenizer.chat import ChatTemplate
 
 if TYPE_CHECKING:
     from minisgl.plugins.reasoning_parser import ReasoningParser
@@ -41,6 +41,12 @@ MAX_KEPT = 64
 """The number of ends of prompts that are kept, by the variables of the chat template."""
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def tool_name(tool: Mapping[str, Any]) -> str:
+    """Return the name of a tool in the OpenAI API's form, or an empty text if it has none."""
+    function = tool.get("function")
+    return str(function.get("name", "")) if isinstance(function, Mapping) else ""
 
 
 @hookimpl

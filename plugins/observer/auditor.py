@@ -104,7 +104,7 @@ class Auditor:
 
     @hookimpl
     def minisgl_pages_evicted(self, pages: I32) -> None:
-        """Record that the cache evicted pages. They are free at once: an earlier retirement of a page is forgotten."""
+        """Record that the cache evicted pages. Its own are free at once: an earlier retirement of them is forgotten."""
         self.move(pages, CACHE, None)
 
     @hookimpl

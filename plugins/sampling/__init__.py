@@ -1,4 +1,4 @@
-"""Processors of logits beside temperature, top-k and top-p, and log-probabilities.
+"""Processors of logits beside the temperature, and log-probabilities.
 
 A processor is a `LogitsProcessor`, which its plugin adds to the sampler.
 

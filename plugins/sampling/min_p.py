@@ -12,7 +12,7 @@ from torch import Tensor
 from minisgl.config import Config
 from minisgl.core import Admission
 from minisgl.engine.inputs import SamplingInputs, Uploader
-from minisgl.engine.logits_processors import LogitsProcessor, mask_below
+from minisgl.engine.logits_processors import LogitsProcessor
 from minisgl.engine.sampler import select_rows
 from minisgl.hooks import hookimpl
 
@@ -43,7 +43,7 @@ class MinP(LogitsProcessor):
     """Masks the tokens below the threshold. It keeps ``min_p`` of each request-pool row."""
 
     parameters = ("min_p",)
-    after_top_p = True
+    after_temperature = True
 
     def __init__(self, max_running_requests: int, device: torch.device):
         self._upload = Uploader(device)
@@ -59,4 +59,4 @@ class MinP(LogitsProcessor):
     def apply(self, logits: Tensor, inputs: SamplingInputs, rows: Tensor | None) -> Tensor:
         """Set the logits of tokens that are too unlikely to -inf."""
         min_p = self._min_p.index_select(0, select_rows(inputs.req_pool_indices, rows))
-        return mask_below(logits, min_p_threshold(logits, min_p))
+        return logits.masked_fill_(logits < min_p_threshold(logits, min_p), -torch.inf)

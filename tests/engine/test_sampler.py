@@ -11,11 +11,11 @@ import torch
 from transformers import generation as hf
 
 from minisgl.core import Admission, SamplingParams
-from minisgl.engine import logits_processors
 from minisgl.engine.gumbel import gumbel, seed_key, token_hashes
 from minisgl.engine.inputs import SamplingInputs
 from minisgl.engine.sampler import Sampler
 from minisgl.plugins.sampling.min_p import min_p_threshold
+from minisgl.plugins.sampling.top_k_p import PARTIAL_SORT_WIDTH, top_k_p_threshold
 from minisgl.testing.samplers import full_sampler
 
 CPU = torch.device("cpu")
@@ -67,9 +67,9 @@ def test_thresholds_equal_transformers(top_k: int, top_p: float, min_p: float, t
 
     scaled = logits / temperature
     ks, ps, ms = torch.full((8,), top_k), torch.full((8,), top_p), torch.full((8,), min_p)
-    width = logits_processors.PARTIAL_SORT_WIDTH if 0 < top_k <= logits_processors.PARTIAL_SORT_WIDTH else VOCAB
-    kept = logits_processors.mask_below(scaled, logits_processors.top_k_p_threshold(scaled, ks, ps, width))
-    torch.testing.assert_close(logits_processors.mask_below(kept, min_p_threshold(kept, ms)), expected)
+    width = PARTIAL_SORT_WIDTH if 0 < top_k <= PARTIAL_SORT_WIDTH else VOCAB
+    kept = scaled.masked_fill(scaled < top_k_p_threshold(scaled, ks, ps, width), -torch.inf)
+    torch.testing.assert_close(kept.masked_fill(kept < min_p_threshold(kept, ms), -torch.inf), expected)
 
 
 # ---- the draw ----------------------------------------------------------------------------------

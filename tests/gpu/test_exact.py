@@ -16,7 +16,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 
 from minisgl.core import SamplingParams
-from minisgl.engine import logits_processors
+from minisgl.plugins.sampling.top_k_p import top_k_p_threshold
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.exact import Answer, Composition, Exactness, compositions, example_requests
 
@@ -147,15 +147,15 @@ def test_sums_of_logits(columns: int, device: torch.device, compiled: bool, gene
     torch.testing.assert_close(added, logits.abs().cumsum(1), rtol=1e-4, atol=1e-4)
     top_k = torch.full((len(logits),), 20, dtype=torch.int32, device=device)
     top_p = torch.full((len(logits),), 0.9, device=device)
-    top_k_p_threshold = partial(logits_processors.top_k_p_threshold, sums=exact_sums)
-    thresholds = top_k_p_threshold(logits, top_k, top_p, 256)
-    expected = logits_processors.top_k_p_threshold(logits, top_k, top_p, 256)
+    exact_threshold = partial(top_k_p_threshold, sums=exact_sums)
+    thresholds = exact_threshold(logits, top_k, top_p, 256)
+    expected = top_k_p_threshold(logits, top_k, top_p, 256)
     assert (thresholds != expected).sum() <= len(logits) // 100  # a sum may lie on the border
     for batch in (1, 2, 7, 64, 299) if compiled else (1, 2):
         some = slice(1, 1 + batch)
         assert torch.equal(exact_sums.log_sum_exp(logits[some]), sums[some])
         assert torch.equal(exact_sums.cumsum(logits[some].abs()), added[some])
-        assert torch.equal(top_k_p_threshold(logits[some], top_k[some], top_p[some], 256), thresholds[some])
+        assert torch.equal(exact_threshold(logits[some], top_k[some], top_p[some], 256), thresholds[some])
 
 
 # ---- the engine ------------------------------------------------------------------------------------

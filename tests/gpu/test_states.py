@@ -10,6 +10,7 @@ import torch
 
 from minisgl import LLM, SamplingParams
 from minisgl.testing.checkpoints import tiny_checkpoint
+from minisgl.testing.idle import check_idle
 from minisgl.testing.oracle import Oracle
 
 pytest.importorskip("transformers", reason="transformers writes the checkpoints and is the oracle")
@@ -62,7 +63,7 @@ def test_promise_8_with_saved_states_on_two_gpus(path: Path, device: torch.devic
         llm.scheduler.cache_manager.reserve.mean_length = 0.0  # admit more than fit to their end
         outputs += llm.generate(PROMPTS, GREEDY)
         assert llm.scheduler.stats()["retractions"] > 0
-        llm.scheduler.check_idle()
+        check_idle(llm.scheduler)
     Oracle(path).check_all([LONG, LONG, *PROMPTS], [list(output.token_ids) for output in outputs])
     assert [output.cached_tokens for output in outputs[:2]] == [0, 96]
     assert sum(output.cached_tokens > 0 for output in outputs) > 4

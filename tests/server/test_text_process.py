@@ -36,11 +36,11 @@ from minisgl.message import (
 )
 from minisgl.plugins.http.apis.logprobs import PromptLogprob
 from minisgl.plugins.observer.json_lines import JsonFormatter
+from minisgl.plugins.tokenizer.exact.lengths import MAX_CHARS_PER_TOKEN
 from minisgl.plugins.tokenizer.exact.tokenizer import BEGIN_CHARS_PER_TOKEN, ExactTokenizer
 from minisgl.server.text_process import TextWorker, warm_up, with_read_variables
 from minisgl.tokenizer import Tokenizer
 from minisgl.tokenizer.chat import ChatTemplate
-from minisgl.tokenizer.tokenizer import MAX_CHARS_PER_TOKEN
 
 QUERIES = "minisgl.plugins.http.apis.queries"
 
@@ -143,7 +143,7 @@ def test_promise_1_tokenizer_exception(
 
 
 def test_promise_2_too_long_text_is_not_tokenized(
-    harness: Harness, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, tokenizer: ExactTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A text that has too many characters for the context is refused without tokenizing it."""
     most = min(tokenizer.max_token_chars, MAX_CHARS_PER_TOKEN)
@@ -346,7 +346,7 @@ def test_tokenize_and_detokenize(harness: Harness, tokenizer: Tokenizer) -> None
     harness.worker.handle(Query(1, f"{QUERIES}:tokenize", [text, True]))
     harness.worker.handle(Query(2, f"{QUERIES}:tokenize", [{**text, "text": "", "add_special_tokens": False}, False]))
     harness.worker.handle(Query(3, f"{QUERIES}:detokenize", [pack_ids(ids)]))
-    strings = [tokenizer.token_text(token) for token in ids]
+    strings = [tokenizer.token_bytes(token).decode(errors="replace") for token in ids]
     assert harness.api[:2] == [Answer(1, (ids, strings)), Answer(2, ([], None))]
     assert harness.api[2] == Answer(3, "<|bos|>Hello")
     harness.worker.handle(Query(4, f"{QUERIES}:detokenize", [pack_ids([320])]))

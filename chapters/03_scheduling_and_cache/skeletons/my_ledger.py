@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test ledger     (`hint ledger` for a hint)
 Serve it:  python -m minisgl plugins=my_ledger.py
 """
 
-# minisgl lab ledger, skeleton be0dbf7209 (minisgl 0.2.0)
+# minisgl lab ledger, skeleton 38a2acab0e (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class MyAuditor:
 
     @hookimpl
     def minisgl_pages_evicted(self, pages: I32) -> None:
-        """Record that the cache evicted pages. They are free at once: an earlier retirement of a page is forgotten."""
+        """Record that the cache evicted pages. Its own are free at once: an earlier retirement of them is forgotten."""
         # TODO ledger.pages
         raise NotImplementedError
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
 
@@ -34,6 +34,8 @@ BASELINES = {
     "cache": ("naive", "radix"),
 }
 """Shipped plugins that play in every match. The second name of a score's ratio is `REFERENCE`."""
+OWN, OWN_OPTIONS = "own", ("pacing", "sharing", "eviction")
+"""A file that has one of the options plays with its value ``own``: the rules with which it beats the lab's number."""
 PAGE = 16
 MOST_STEPS = 50_000
 
@@ -128,7 +130,9 @@ def build(kind: str, entry: str, file: bool) -> Any:
     names = [name for each, name, _ in plugin.options if each == group]
     if not names:
         raise ValueError(f"the file has no plugin of the group {group!r}")
-    return lambda: manager.build(group, manager.make(group, names[0]), **given)
+    config = manager.make(group, names[0])
+    chosen = {f.name: OWN for f in fields(config) if f.name in OWN_OPTIONS}
+    return lambda: manager.build(group, replace(config, **chosen), **given)
 
 
 def answer(request: dict[str, Any]) -> Sequence[Played]:

@@ -92,7 +92,7 @@ def show(workload: dict[str, Any]) -> str:
         which = f"expert {first} is" if here == 1 else f"experts {first} to {first + here - 1} are"
         lines[0] += f"; {which} on this rank, so `sort` gets the chosen numbers less {first}, and {here} for `experts`"
     if workload.get("many"):
-        lines.append(f"{workload['many']} tokens chose 2 experts each")
+        lines.append(f"each of {amount(workload['many'], 'token')} chose 2 experts")
     lines += [f"token {t} chose {' and '.join(map(str, chosen))}" for t, chosen in enumerate(workload["tokens"])]
     return "\n".join(lines)
 
@@ -191,7 +191,8 @@ def wrong_order(got: Any, flat: Tensor, here: int, block: int) -> Broken | None:
         wrong = [pair for pair in real if pair not in want[e]]
         if wrong:
             seen = f"The rows of expert {e} contain pair {wrong[0]}, which {_choice_of(wrong[0], flat, here)}."
-            return Broken("mixed", promise, seen)
+            known = 0 <= wrong[0] < len(flat) and not 0 <= int(flat[wrong[0]]) < here
+            return Broken("other-rank" if known else "mixed", promise, seen)
         lost = sorted(want[e] - set(real))
         if lost or len(real) != len(set(real)):
             missing = f"Pair {lost[0]} chose expert {e}, but is not in that expert's rows." if lost else ""
@@ -201,7 +202,7 @@ def wrong_order(got: Any, flat: Tensor, here: int, block: int) -> Broken | None:
                 f"Expert {e} has {amount(len(real), 'pair')} in {amount(n, 'row')}, which are not the fewest whole "
                 f"blocks of {amount(block, 'row')}."
             )
-            return Broken("padding", promise, seen)
+            return Broken("padding" if real else "empty-block", promise, seen)
     return None
 
 
@@ -335,7 +336,7 @@ def run_scatter(student: Student, workload: dict[str, Any]) -> None:
         if float(line[n]) >= 6.5 or bool((line[:n] >= 6.5).any()):
             raise Broken("stale", PROMISE, f"The result of token {token} contains the old contents of `out`.")
         if float(line[n]) != 0:
-            raise Broken("padding", PROMISE, f"A row of padding was added to token {token}.")
+            raise Broken("padding-row", PROMISE, f"A row of padding was added to token {token}.")
         foreign = [p for p in range(n) if p // top_k != token and abs(float(line[p])) > 1e-5]
         if foreign:
             seen = f"Token {token} got the row of pair {foreign[0]}, which belongs to token {foreign[0] // top_k}."
@@ -402,7 +403,7 @@ def run_large_scatter(moe: Any, ids: Tensor) -> None:
     got = moe.scatter(rows.clone(), pairs.clone(), scale.clone(), torch.full((tokens, 3), 7.0))
     if bool(got.isnan().any()):
         seen = f"Rows of padding hold NaN, and so do {int(got.isnan().any(1).sum())} results."
-        raise Broken("padding", PROMISE, seen)
+        raise Broken("padding-row", PROMISE, seen)
     weighted = rows[real].double() * scale.flatten()[pairs[real]].double()[:, None]
     want = torch.zeros(tokens, 3).double().index_add_(0, pairs[real] // top_k, weighted)
     wrong = (~torch.isclose(got.double(), want, atol=1e-4)).any(1).nonzero().flatten().tolist()

@@ -149,7 +149,7 @@ def judge_state(automaton: Any, state: Any, grammar: Grammar, loose: Loose, text
     promise = "A state is empty unless a text of the grammar goes on from it to an end."
     what = f"After {text_of(text)}, " if text else "At the start, "
     if bool(state) and not alive:
-        if grammar.goes_on(tree, dead_ends=True):
+        if grammar.goes_on(tree, dead_ends=True) or loose.reaches(text):
             seen = "the state is not empty, although no text of the grammar has an end from here."
             raise Broken("dead-end", promise, what + seen)
         seen = "the state is not empty, although no text of the grammar begins so."
@@ -177,6 +177,10 @@ def has_end(state: Any, end: int) -> bool:
     return any(isinstance(place, tuple) and len(place) == 2 and place[0] == end and not place[1] for place in state)
 
 
+DEEPEST, MOST_PLACES = 12, 2_000
+"""Limits of the search for dead ends: the longest stack, and the places after a text."""
+
+
 class Loose:
     """Which texts begin a grammar's text if a rule that ends may go on behind any of its calls: a common mistake."""
 
@@ -190,6 +194,28 @@ class Loose:
     def begins(self, text: bytes) -> bool:
         """Return whether this reading allows a beginning of a text."""
         return bool(self._nodes(text))
+
+    def reaches(self, text: bytes) -> bool:
+        """Return whether the network has a place after a text, perhaps one from which no end can be reached."""
+        places = self._places({(0, ())})
+        for value in text:
+            edges = [(edge, stack) for node, stack in places for edge in self.net.reads[node]]
+            places = self._places({(end, stack) for (low, high, end), stack in edges if low <= value <= high})
+        return bool(places)
+
+    def _places(self, new: set[tuple[int, tuple[int, ...]]]) -> set[tuple[int, tuple[int, ...]]]:
+        """Return these places and those that are reached without a byte, but for the deepest stacks."""
+        found: set[tuple[int, tuple[int, ...]]] = set()
+        while new:
+            node, stack = place = new.pop()
+            if place in found or len(stack) > DEEPEST or len(found) > MOST_PLACES:
+                continue
+            found.add(place)
+            new |= {(end, stack) for end in self.net.skips[node]}
+            new |= {(self.net.rules[name][0], (end, *stack)) for name, end in self.net.calls[node]}
+            if stack and node in self.goes_on:
+                new.add((stack[0], stack[1:]))
+        return found
 
     def ends(self, text: bytes) -> bool:
         """Return whether this reading allows a text."""
@@ -568,10 +594,12 @@ def run_answers(student: Student, workload: dict[str, Any], ends: bool = True) -
     drafted = [Reading(world), Reading(world)]  # if drafts were never taken back
     first = [Reading(world), Reading(world)]  # if only the first token of a call were read
     last = [Reading(world), Reading(world)]  # if only the last one were
+    played: list[list[tuple[str, list[int]]]] = [[], []]
     for name, which, tokens in workload["events"]:
         if which not in (0, 1) or not all(isinstance(t, int) and 0 <= t < world.size for t in tokens):
             raise Invalid
         given = list(tokens)
+        played[which].append((name, list(tokens)))
         if name == "advance":
             matchers[which].advance(given)
             for token in tokens:
@@ -600,7 +628,12 @@ def run_answers(student: Student, workload: dict[str, Any], ends: bool = True) -
                 break
             if i:
                 also = [("no-drafts", answers[which].tokens(), "the mask is that before the drafts.")]
-            judge_row(world, reading, got, where, also)
+            try:
+                judge_row(world, reading, got, where, also)
+            except Broken as fault:
+                if fault.cause in ("several", "other", "drafts-stay"):
+                    judge_alone(World(student, workload), reading, played[which], fault)
+                raise
             if i < len(tokens):
                 reading, other = reading.after(tokens[i]), other.after(tokens[i])
                 if reading.text is None and tokens[i] not in world.ends:
@@ -608,6 +641,23 @@ def run_answers(student: Student, workload: dict[str, Any], ends: bool = True) -
         for token in tokens:
             drafted[which] = drafted[which].after(token)
         found[:] = pack_mask(np.ones(world.size, bool))
+
+
+def judge_alone(world: World, reading: Reading, played: Sequence[tuple[str, list[int]]], fault: Broken) -> None:
+    """Judge an answer alone, without drafts, each token in a call of its own. If it is wrong, these are not the cause.
+
+    Raise `Broken` for the cause ``other`` instead of ``drafts-stay`` if the calls of this answer alone go well.
+    """
+    matcher = world.module.MyMatcher(world.masks)
+    for token in [token for name, tokens in played if name == "advance" for token in tokens]:
+        matcher.advance([token])
+    judge_row(world, reading, unpacked(matcher.masks([])[0], world.size, "A row"), "", ())
+    if fault.cause == "drafts-stay":
+        matcher = world.module.MyMatcher(world.masks)
+        for name, tokens in played[:-1]:
+            getattr(matcher, name)(list(tokens))
+        if unpacked(matcher.masks([])[0], world.size, "A row") == reading.tokens():
+            raise Broken("other", fault.promise, "The mask is wrong only beside another answer with the same grammar.")
 
 
 def check_rows(world: World, found: Any, drafts: int) -> None:
@@ -629,7 +679,11 @@ def judge_row(
         seen = f"{where}token {min(got)} is allowed."
         for cause, tokens, words in also:
             if got == tokens and cause != "no-drafts":
-                raise Broken(cause, "The masks are those of the answer so far.", where + words)
+                raise Broken(
+                    cause,
+                    "The masks are those of the answer so far.",
+                    f"{(where + words)[0].upper()}{(where + words)[1:]}",
+                )
         raise Broken("after-end", "After an end token, or a token that is not allowed, no token may follow.", seen)
     judge_mask(world, reading.text, got, also)
 

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from minisgl.attention import AttnBatch, LayerSpec
 from minisgl.chapters.lab.grader.attention_steps import AttentionSteps, make_steps, show_steps
 from minisgl.chapters.lab.grader.conformance import conformance, greedy
-from minisgl.chapters.lab.grader.gate import Broken, Gate, Invalid, Stretch, Student
+from minisgl.chapters.lab.grader.gate import Broken, Gate, Invalid, Stretch, Student, amount
 from minisgl.chapters.lab.grader.search import search
 from minisgl.chapters.lab.grader.server_gate import facts
 from minisgl.chapters.lab.grader.torch_operations import ROWS, operations_of_a_decode_step
@@ -121,7 +121,7 @@ def draw(workload: dict[str, Any]) -> str:
         ", in bfloat16, all scores 0 and values from 1 to 2",
         ", in bfloat16, large keys with small scores",
     )[workload["half"]]
-    lines = [f"pages of {workload['page_size']} tokens, {q} query and {kv} key-value heads of {dim}{more}"]
+    lines = [f"pages of {amount(workload['page_size'], 'token')}, {q} query and {kv} key-value heads of {dim}{more}"]
     for before, count in sorted(workload["rows"], key=lambda row: row[1] != 1):
         lines.append(f"a row that computes {count} position{'s' * (count > 1)} after {before} cached ones")
     return "\n".join(lines)
@@ -788,7 +788,8 @@ def check_many_positions(backend: Any, size: int, lengths: Sequence[int]) -> Non
     promise = "`kv_locations` returns the KV location of each of the row's positions, in order."
     for length in lengths:
         pages = torch.arange(-(-length // size), dtype=torch.int32).flip(0) + 1
-        show = f"`kv_locations` alone: a row of {length} positions in pages of {size} tokens, with falling page numbers"
+        sizes = f"{amount(length, 'position')} in pages of {amount(size, 'token')}"
+        show = f"`kv_locations` alone: a row of {sizes}, with falling page numbers"
         got = torch.as_tensor(backend.kv_locations(pages, length))
         position = torch.arange(length)
         want = pages[position // size].long() * size + position % size
@@ -842,7 +843,7 @@ def run_mask(student: Student, workload: dict[str, Any]) -> None:
         same = [n for n, o in others.items() if mine.shape == o.shape and torch.equal(mine.bool(), o)]
         cause = same[0] if len(same) == 1 else likely_mistake(backend, same, case.window)
         cause = cause or ("window" if case.window >= 0 else "top-left")
-        seen = f"The mask of {b - a} queries over {row.length} positions {picture_of(mine, want)}"
+        seen = f"The mask of {_sizes(b - a, row.length)} {picture_of(mine, want)}"
         raise Broken(cause, mask_promise(case.window), seen)
     check_kept_masks(student, prepared, backend)
 
@@ -907,8 +908,13 @@ def check_long_masks(backend: Any) -> None:
         query = key[length - queries :, None]
         want = (key <= query) & (key > query - window) if window >= 0 else key <= query
         if mine.shape != want.shape or not torch.equal(mine.bool(), want):
-            show = f"`attention_mask` alone: {queries} queries over {length} positions with window={window}"
+            show = f"`attention_mask` alone: {_sizes(queries, length)} with window={window}"
             raise Broken("long", mask_promise(window), "The mask is wrong.", show=show)
+
+
+def _sizes(queries: int, positions: int) -> str:
+    """Return the sizes of a mask in words."""
+    return f"{queries} {'query' if queries == 1 else 'queries'} over {amount(positions, 'position')}"
 
 
 def check_kept_masks(student: Student, prepared: PreparedCase, backend: Any) -> None:
@@ -919,7 +925,7 @@ def check_kept_masks(student: Student, prepared: PreparedCase, backend: Any) -> 
             mine = backend.attention_mask(*given)
             if torch.equal(mine.bool(), want):
                 continue
-            show = f"`attention_mask` alone: {b - a} queries over {row.length} positions with window={window}"
+            show = f"`attention_mask` alone: {_sizes(b - a, row.length)} with window={window}"
             seen = f"The mask {picture_of(mine, want)}"
             if torch.equal(bound(student, prepared).attention_mask(*given).bool(), want):
                 promise = "A mask depends on its arguments alone: layers may have other windows."

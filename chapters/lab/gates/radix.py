@@ -151,7 +151,12 @@ def _no_split(size: int) -> list[list[Any]]:
 def make_cache(student: Student, page_size: int) -> Any:
     """Return the student's cache. An option ``compare``, which the reference has, is set so that no C++ is needed."""
     options = {"compare": "numpy"} if "compare" in student.options() else {}
-    return student.make(student.config(**options), page_size=page_size)
+    made = student.make(student.config(**options), page_size=page_size)
+    for name in ("match", "lock", "unlock", "insert", "evict", "check"):
+        if not callable(getattr(made, name, None)):
+            promise = "The cache has the methods of the protocol `PrefixCache` in minisgl/kvcache/__init__.py."
+            raise Broken("lacks-method", promise, f"It has no method `{name}`.")
+    return made
 
 
 # ---- histories -------------------------------------------------------------------------------------------
@@ -383,9 +388,15 @@ def same_times(student: Student) -> None:
     cache.insert(None, Key(None, ids + 3), 0, ids + 3)
     if not hasattr(cache, "_split") or not hasattr(node, "stamp"):
         return
+    counts_users = isinstance(getattr(node, "users", None), int)
+    if counts_users:
+        node.users = 2
     upper = cache._split(node, 1)
     if upper is None or not hasattr(upper, "stamp"):
         return
+    if counts_users and (upper.users, node.users) != (2, 2):
+        seen = f"The edge had 2 users. The upper half has {upper.users}, and the lower half {node.users}."
+        raise Broken("split-users", "After a split, both halves have the users that the edge had.", seen)
     if upper.stamp != node.stamp:
         promise = "After a split, both halves have the time of last use that the edge had."
         seen = f"The upper half has the stamp {upper.stamp}, and the lower half {node.stamp}."

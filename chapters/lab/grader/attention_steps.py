@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from minisgl.attention import AttnBatch, LayerSpec
-from minisgl.chapters.lab.grader.gate import Invalid
+from minisgl.chapters.lab.grader.gate import Invalid, amount
 from minisgl.kvcache.pool import KVPool
 
 __all__ = ["AttentionSteps", "make_steps", "show_steps"]
@@ -47,7 +47,7 @@ def make_steps(rng: random.Random, size: int) -> dict[str, Any]:
 def show_steps(workload: dict[str, Any]) -> str:
     """Describe a history in one line for each of its first steps."""
     windows = ", ".join(str(window) if window else "none" for window in workload["windows"])
-    lines = [f"pages of {workload['page_size']} tokens, layers with the windows {windows}"]
+    lines = [f"pages of {amount(workload['page_size'], 'token')}, layers with the windows {windows}"]
     for number, rows in enumerate(workload["steps"][:6]):
         texts = []
         for slot, count, donor in rows:

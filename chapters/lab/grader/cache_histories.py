@@ -17,6 +17,8 @@ The events: ``["insert", ids]``, ``["match", ids]``, ``["lock", name, ids]``, ``
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from functools import cache
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -41,6 +43,13 @@ SPACES: tuple[Hashable, ...] = (None, "", 0, "0", 1, "1", "None", "another", -1,
 """Namespaces. Some are falsy, some print alike, and the last two have the same hash; all are different."""
 POOL = 400
 """The number of pages that a history may allocate; no history of the gates needs more."""
+
+
+@cache
+def _least_arguments(history: type, kind: str) -> int:
+    """Return how many arguments an event of this kind has at least: a shrunk one may have fewer."""
+    arguments = list(signature(getattr(history, kind)).parameters.values())[1:]
+    return sum(argument.default is argument.empty for argument in arguments)
 
 
 class History:
@@ -77,6 +86,8 @@ class History:
         """Apply all events and check the cache after each."""
         for self.event, (kind, *args) in enumerate(events, 1):
             act = getattr(self, kind)
+            if len(args) < _least_arguments(type(self), kind):
+                raise Invalid
             if kind not in ("match", "match_other"):
                 self.matched = []  # from here on, results of earlier matches need not be valid
             try:
@@ -354,10 +365,12 @@ def show_history(workload: dict[str, Any], offered: Mapping[int, list[int]] | No
         where = [f"with the namespace {_space(workload.get('space', 0) + space)!r}" for space in args[names:]]
         shown = [_tokens(arg, size) if isinstance(arg, list) else str(arg) for arg in args[:names]] + where
         named = {
-            "lock_after": "match both prompts, and lock the first:",
             "match_other": "match in another namespace",
             "again": "lock again",
         }.get(kind, kind)
+        if kind == "lock_after":
+            name, first, second = shown
+            named, shown = f"match {first}, then {second}, and lock the first", [f"as lock {name}"]
         pages = (offered or {}).get(number)
         shown += [f"as page{'s' * (len(pages) > 1)} {' '.join(map(str, pages))}"] if pages else []
         lines.append(f"{number}. {named} {' '.join(shown)}")

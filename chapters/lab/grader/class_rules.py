@@ -183,6 +183,12 @@ class _Step:
             for r in self.decoding:
                 if budget.grant(r, 1) and r.uid not in self.rows:
                     seen = f"Request {r.uid} decodes, and the page of its next token is free, but it has no row."
+                    later = [v for v in self.decoding if v.uid in self.rows and urgency(v) > urgency(r)]
+                    if r.num_new_pages and any(v.num_new_pages for v in later):
+                        seen = f"Request {r.uid} decodes, and has no row. Request {later[-1].uid}, which is less "
+                        seen += "urgent, got the page."
+                        promise = "If pages are short, the most urgent requests that decode get theirs first."
+                        raise self.broken("decode-order", promise, seen, r.uid)
                     raise self.broken("decodes", "Every request that decodes has a row in every step.", seen, r.uid)
 
     def check_room(self) -> None:

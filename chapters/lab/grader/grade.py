@@ -26,7 +26,7 @@ from minisgl.chapters.lab.grader.gate_process import LOADS
 from minisgl.chapters.lab.verdicts import Report, Verdict
 from minisgl.testing.serving import scaled_timeout
 
-__all__ = ["ForkServer", "fingerprint", "grade"]
+__all__ = ["ForkServer", "fingerprint", "grade", "with_server_gates"]
 
 WATCHDOG_SECONDS = 10.0
 """Seconds after a gate's limit at which the process that should have killed the gate counts as hanging."""
@@ -138,6 +138,16 @@ class ForkServer:
             self._rest += data
 
 
+def with_server_gates(gates: Sequence[Gate], only: Sequence[str]) -> set[str]:
+    """Return the names of the gates to run: ``only``, and those that ask the server before one of these does.
+
+    A gate such as ``metrics`` reads what the requests of the earlier gate have left.
+    """
+    asking = [gate.name for gate in gates if gate.served]
+    last = max((i for i, name in enumerate(asking) if name in only), default=-1)
+    return {*only, *asking[: last + 1]}
+
+
 def grade(
     lab: Lab,
     path: Path,
@@ -155,13 +165,13 @@ def grade(
 ) -> Report:
     """Grade a file and return the report.
 
-    ``only`` names the gates to run (empty: all). ``replay`` is a workload for these gates. Each verdict is passed to
-    ``on_verdict``. A red gate of a part stops only the later gates that grade no part, and those that need it; any
-    other red gate stops all later gates. With ``stop``, any red gate stops all later gates. Without ``serve``, the
-    gates that use the server do not run, so the report can't pass. ``extra`` gates run after the lab's own that use no
-    server. With ``confirm``, the smallest failing workload runs again in a new process, so that the verdict says if the
-    failure needs earlier workloads. ``prepare_served`` is called with the `Served` before its server starts. Raise
-    ValueError if ``only`` names an unknown gate.
+    ``only`` names the gates to run (empty: all); see `with_server_gates`. ``replay`` is a workload for these gates.
+    Each verdict is passed to ``on_verdict``. A red gate of a part stops only the later gates that grade no part, and
+    those that need it; any other red gate stops all later gates. With ``stop``, any red gate stops all later gates.
+    Without ``serve``, the gates that use the server do not run, so the report can't pass. ``extra`` gates run after the
+    lab's own that use no server. With ``confirm``, the smallest failing workload runs again in a new process, so that
+    the verdict says if the failure needs earlier workloads. ``prepare_served`` is called with the `Served` before its
+    server starts. Raise ValueError if ``only`` names an unknown gate.
     """
     path = path.resolve()
     seed = random.SystemRandom().randrange(10**6) if seed is None else seed
@@ -174,11 +184,12 @@ def grade(
     if unknown:
         names = ", ".join(gate.name for gate in gates)
         raise ValueError(f"Lab {lab.lab} has no gate {unknown[0]!r}. Gates: {names}.")
+    chosen = with_server_gates(gates, only)
     with contextlib.ExitStack() as stack:
         fork_server = fork_server or stack.enter_context(ForkServer(lab.torch))
         served: Any = None
         for gate in gates:
-            if only and gate.name not in only:
+            if only and gate.name not in chosen:
                 continue
             stopped_by = next((red for red in report.red if stop or _stops(red, gate)), None)
             stopped = stopped_by is not None

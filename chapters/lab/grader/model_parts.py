@@ -134,11 +134,11 @@ class Shape:
         )
 
     def __str__(self) -> str:
-        heads = f"{self.q_heads} query and {self.kv_heads} kv heads of {self.head_dim}"
-        more = f", {self.layers} layers" + ", biases" * self.bias
+        heads = f"{self.q_heads} query and {amount(self.kv_heads, 'kv head')} of {self.head_dim}"
+        more = f", {amount(self.layers, 'layer')}" + ", biases" * self.bias
         if self.window:
             more += f", from layer {self.full} on with a sliding window of {self.window}"
-        return f"{amount(self.ranks, 'rank')}, {heads}, inner size {self.inner}{more}, {self.tokens} tokens"
+        return f"{amount(self.ranks, 'rank')}, {heads}, inner size {self.inner}{more}, {amount(self.tokens, 'token')}"
 
 
 def make(rng: random.Random, size: int) -> dict[str, Any]:

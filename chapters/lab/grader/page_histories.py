@@ -680,8 +680,8 @@ def show_history(workload: dict[str, Any]) -> str:
             step += 1
             admitted = "".join(f" admits request {uid + first} into row {row}," for row, uid in _of(args[0], 2))
             updates = ", ".join(f"({row}, {column}, {page + shift})" for row, column, page in _of(args[2], 3)) or "none"
-            rows = ", ".join(f"{row} of request {uid + first}" for row, uid in _of(args[1], 2))
-            lines.append(f"step {step}{admitted} has the rows {rows}; page-table updates {updates}")
+            rows = ", ".join(f"row {row} of request {uid + first}" for row, uid in _of(args[1], 2)) or "no rows"
+            lines.append(f"step {step}{admitted} has {rows}; page-table updates {updates}")
         elif kind == "read":
             read += 1
             lines.append(f"the result of step {read} is read")

@@ -30,22 +30,43 @@ class Watch:
         manager.clear_behind = self
         self.moved = False  # whether a call gave up any page
         self.late: Broken | None = None  # the first page that was not given up, as far as the columns show it
+        self.given: list[tuple[int, int, list[int]]] = []  # (row, group, pages) that the call gives to `add_spares`
+        self.add_spares, manager.add_spares = manager.add_spares, self.note_spares
 
     def __call__(self, rows: I32) -> None:
         table = self.manager.request_table
         before = {name: getattr(table, name).copy() for name in ("firsts", "ends", "is_cached", "tables", "num_spares")}
         spares = [[list(pages) for pages in row] for row in table.spares]
         pending, users = len(self.manager._pending_unlocks), self.manager.allocator.ref_counts.copy()
-        given = rows.copy()
+        given, late = rows.copy(), self.late
+        self.given.clear()
         try:
             self.call(rows)
-        except PageOwnershipError:  # the table may show what led to it
+        except PageOwnershipError:  # the spares or the table may show what led to it
+            self.check_given(rows, before)
             self.check_firsts(rows, before)
+            self.late = late  # the call did not get to the other rows and groups
             raise
         if not np.array_equal(rows, given):
             self.fail("changes", "The array of rows has other numbers afterwards.")
         self.check_firsts(rows, before)
         self.check_pages(rows, before, spares, pending, users)
+
+    def note_spares(self, row: int, group: int, pages: Any) -> None:
+        """Note the pages that are to become spares, and make them spares."""
+        self.given.append((int(row), int(group), [int(page) for page in pages]))
+        self.add_spares(row, group, pages)
+
+    def check_given(self, rows: I32, before: dict[str, Any]) -> None:
+        """Check that no page of the cache, or of a row that is not in the step, was to become a spare."""
+        for row, number, pages in self.given:
+            if row not in rows.tolist():
+                self.fail("other-rows", f"Row {row}, which is not in the step, was to get the spares {pages}.")
+            first, end = int(before["firsts"][row, number]), int(before["ends"][row, number])
+            cached = before["tables"][row, number, first:end][before["is_cached"][row, number, first:end]].tolist()
+            for page in set(cached).intersection(pages):
+                seen = f"Row {row}, group {number}: page {page} of the cache became a spare."
+                self.fail("cached-spare", seen, row, page)
 
     def fail(self, cause: str, seen: str, row: int | None = None, page: int | None = None) -> NoReturn:
         """Raise `Broken`."""

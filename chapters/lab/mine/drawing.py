@@ -61,7 +61,8 @@ def lines_of(parts: Sequence[OwnPart]) -> list[Line]:
         if hook in seen and hook != "observer":
             continue
         rivals = [other for other in parts if _kind(other) == hook] if part.lab.words else [part]
-        seen.add(hook if part.lab.words else None)
+        if part.lab.words:
+            seen.add(hook)
         best = next((other for other in reversed(rivals) if other.finished), None)
         best = best or next((other for other in reversed(rivals) if other.file is not None), part)
         box, name = NAMES.get(hook or "", ("engine" if hook else "scheduler", hook or "own package"))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minisgl.chapters.lab.child import ChildError, ask_child
-from minisgl.chapters.lab.mine.engine import OwnPart, parts_of
+from minisgl.chapters.lab.mine.engine import WINDOW_LAB, OwnPart, parts_of
 from minisgl.config import ConfigError
 
 __all__ = ["COUNTS", "Rung", "changes", "is_counted", "measure", "rungs_of"]
@@ -45,8 +45,11 @@ class Rung:
 
 
 def is_counted(part: OwnPart) -> bool:
-    """Return whether a lab's part changes the scheduler's decisions, so that the ladder counts it."""
-    return part.lab.hook in COUNTED_HOOKS
+    """Return whether a lab's part changes the scheduler's decisions, so that the ladder counts it.
+
+    The model of the ladder has no windows, so a cache for windows changes nothing there.
+    """
+    return part.lab.hook in COUNTED_HOOKS and part.lab.lab != WINDOW_LAB
 
 
 def rungs_of(parts: Sequence[OwnPart]) -> list[Rung]:

@@ -44,7 +44,7 @@ def tokenize(worker: TextWorker, prompt: Any, with_texts: bool) -> Tokens:
     ids = unpack_ids(worker.token_ids(msgspec.convert(prompt, Prompt), empty=True)).tolist()
     if not with_texts or worker.tokenizer is None:
         return Tokens(ids, None)
-    return Tokens(ids, [worker.tokenizer.token_text(token) for token in ids])
+    return Tokens(ids, [worker.tokenizer.token_bytes(token).decode(errors="replace") for token in ids])
 
 
 def detokenize(worker: TextWorker, packed: bytes) -> str:

@@ -8,14 +8,12 @@ can be recorded in CUDA graphs. `minisgl.plugins.kernels.converted.exact` is the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from minisgl.config import ConfigError
-from minisgl.engine.logits_processors import top_k_p_threshold
 from minisgl.layers.attention import AttentionLayer, RMSNorm, RMSNormFused
 from minisgl.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from minisgl.layers.linear import GatedMLP, LinearColParallelMerged, LinearQKVMerged, LinearRowParallel
@@ -151,5 +149,4 @@ class FixedOrderTritonKernels(Kernels):
 
         sampler.draw, sampler.argmax = sampling.gumbel_argmax, sampling.gumbel_argmax
         sampler.mask_tokens = sampling.mask_tokens
-        sampler.log_sum_exp = exact_sums.log_sum_exp
-        sampler.top_k_p_threshold = partial(top_k_p_threshold, sums=exact_sums)
+        sampler.log_sum_exp, sampler.sums = exact_sums.log_sum_exp, exact_sums

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 from minisgl.sampling_params import InvalidRequestError, shorten
 from minisgl.tokenizer import chat
-from minisgl.tokenizer.chat import Message, map_strings
+from minisgl.tokenizer.chat import Message
 from minisgl.utils.json_file import is_neutral
 
 REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -91,6 +91,17 @@ def normalize(messages: Sequence[Message]) -> list[dict[str, Any]]:
             message["content"] = [TextPart(part) for part in content]
         found.append(_with_reasoning(message, i))
     return found
+
+
+def map_strings(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a JSON value with ``change(text)`` in place of each of its strings, keys included."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change(key) if isinstance(key, str) else key: map_strings(item, change) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+        return [map_strings(item, change) for item in value]
+    return value
 
 
 def _with_reasoning(message: dict[str, Any], i: int) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from minisgl.plugins.tokenizer.exact.template_source import (
 )
 from minisgl.sampling_params import InvalidRequestError, shorten
 from minisgl.tokenizer import chat
-from minisgl.tokenizer.chat import ChatTemplate, Message, as_string, strings_of, tool_name
+from minisgl.tokenizer.chat import ChatTemplate, Message, as_string, strings_of
 from minisgl.tokenizer.tokenizer import SPECIAL_TOKENS
 from minisgl.utils.json_file import is_neutral
 
@@ -287,7 +287,8 @@ class CheckedTemplate(ChatTemplate):
 
         ``text`` is the rendered chat, and ``without`` renders it without tools.
         """
-        is_lost = any(tool_name(tool) not in text for tool in tools)
+        functions = [tool.get("function") for tool in tools]
+        is_lost = any(isinstance(each, Mapping) and str(each.get("name", "")) not in text for each in functions)
         if is_lost or not (self._writes_tools or text != without()):
             raise InvalidRequestError(
                 "tools",

@@ -23,8 +23,9 @@ import tokenizers
 from minisgl.config import ConfigError
 from minisgl.message import ChatPrompt
 from minisgl.plugins.tokenizer.exact.continued import cut_at_tag, with_tag
+from minisgl.plugins.tokenizer.exact.lengths import check_num_chars
 from minisgl.plugins.tokenizer.exact.load import load_tokenizer
-from minisgl.plugins.tokenizer.exact.messages import PrivateCharacters, map_texts, normalize, texts_of
+from minisgl.plugins.tokenizer.exact.messages import PrivateCharacters, map_strings, map_texts, normalize, texts_of
 from minisgl.plugins.tokenizer.exact.streams import CleanStream, TokenStream, clean_up, is_local
 from minisgl.plugins.tokenizer.exact.template import (
     CheckedTemplate,
@@ -34,7 +35,7 @@ from minisgl.plugins.tokenizer.exact.template import (
 )
 from minisgl.sampling_params import InvalidRequestError, too_long
 from minisgl.tokenizer import chat
-from minisgl.tokenizer.chat import Message, map_strings, strings_of
+from minisgl.tokenizer.chat import Message, strings_of
 from minisgl.tokenizer.text_stream import WholeStream
 from minisgl.tokenizer.tokenizer import Tokenizer, decoder_parts, template_source
 
@@ -164,11 +165,16 @@ class ExactTokenizer(Tokenizer):
 
     # ---- text --------------------------------------------------------------------------------------------
 
-    def check_length(self, text: str, max_tokens: int) -> None:
+    @functools.cached_property
+    def max_token_chars(self) -> int:
+        """The number of characters of the longest token."""
+        return max(map(len, self.raw.get_vocab(with_added_tokens=True)), default=1)
+
+    def check_length(self, prompt: str | ChatPrompt, max_tokens: int) -> None:
         """Raise `InvalidRequestError` also for a text whose beginning is too long: most texts that are end there."""
-        super().check_length(text, max_tokens)
-        begin = text[: BEGIN_CHARS_PER_TOKEN * max_tokens]
-        if len(begin) < len(text) and self.min_num_tokens(begin) > max_tokens:
+        check_num_chars(prompt, max_tokens, self.max_token_chars)
+        begin = "" if isinstance(prompt, ChatPrompt) else prompt[: BEGIN_CHARS_PER_TOKEN * max_tokens]
+        if isinstance(prompt, str) and len(begin) < len(prompt) and self.min_num_tokens(begin) > max_tokens:
             raise too_long("prompt", max_tokens, f"The first {len(begin)} characters of the prompt have more.")
 
     def min_num_tokens(self, begin: str) -> int:

@@ -11,6 +11,7 @@ import pytest
 
 from minisgl.chapters.lab.arena import match as arena
 from minisgl.chapters.lab.arena.match import Entry, draw_match, match, table
+from minisgl.chapters.lab.arena.play import build
 from minisgl.chapters.lab.arena.traces import KINDS, traces_of
 from minisgl.chapters.lab.catalog import find
 from minisgl.chapters.lab.child import ChildError
@@ -19,6 +20,7 @@ from minisgl.chapters.lab.skeletons import skeleton, solution
 from minisgl.config import ConfigError
 
 from .test_solutions import write
+from .test_stretch import better
 
 SEED = 5
 
@@ -43,6 +45,13 @@ def wrong(name: str, folder: Path) -> Path:
 def test_traces_are_those_of_the_seed(kind: str) -> None:
     assert traces_of(kind, 1) == traces_of(kind, 1)
     assert all(a.asks != b.asks for a, b in zip(traces_of(kind, 1), traces_of(kind, 2), strict=True))
+
+
+def test_a_file_plays_with_its_own_rules(tmp_path: Path) -> None:
+    """A cache that beats the lab's number with `eviction=own` uses this option in a match, too."""
+    own = tmp_path / "my_radix.py"
+    own.write_text(better("radix"))
+    assert build("cache", str(own), True)().credit == 1000  # 0 with the default of the option
 
 
 def test_a_match_of_policies(tmp_path: Path, few: None) -> None:

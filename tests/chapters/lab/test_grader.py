@@ -23,6 +23,7 @@ from minisgl.chapters.lab.catalog import Lab, find, labs, read
 from minisgl.chapters.lab.cli import main
 from minisgl.chapters.lab.folder import Folder
 from minisgl.chapters.lab.gates.capstone import Installed, called_hooks
+from minisgl.chapters.lab.gates.grammar import Loose
 from minisgl.chapters.lab.gates.policy import show_plan
 from minisgl.chapters.lab.grader import grade as grader
 from minisgl.chapters.lab.grader import search as search_module
@@ -31,13 +32,14 @@ from minisgl.chapters.lab.grader.cache_histories import History
 from minisgl.chapters.lab.grader.diagnosis import causes_of, diagnose
 from minisgl.chapters.lab.grader.gate import Broken, Gate, Invalid, Missing, Student, TimedOut
 from minisgl.chapters.lab.grader.gate_process import LOADS
-from minisgl.chapters.lab.grader.grade import ForkServer, grade
+from minisgl.chapters.lab.grader.grade import ForkServer, grade, with_server_gates
 from minisgl.chapters.lab.grader.held import container_sizes
 from minisgl.chapters.lab.grader.model_parts import show as show_shape
 from minisgl.chapters.lab.grader.page_histories import Rules, large_history, special_histories
 from minisgl.chapters.lab.grader.search import alarm, search
 from minisgl.chapters.lab.grader.server_gate import Served, check_called
 from minisgl.chapters.lab.grader.shrink import smallest
+from minisgl.chapters.lab.grader.small_grammars import network
 from minisgl.chapters.lab.skeletons import solution
 from minisgl.chapters.lab.verdicts import LINES, Report, Verdict
 from minisgl.testing.drive import make_plugin
@@ -895,3 +897,19 @@ def test_the_deciding_numbers_of_a_step_are_shown() -> None:
             "answers": [], "begun": [], "waiting": [[0, 5]], "waited": [7]}  # fmt: skip
     text = show_plan(step)
     assert "reserves for later: 2" in text and "left out of 7 steps" in text
+
+
+def test_dead_end_without_rule() -> None:
+    """A text that a network reads without ever getting to an end is a dead end, and not a wrong return of a rule."""
+    a, nothing = ["text", 97], ["any"]
+    dead = Loose(network(["any", ["seq", a, nothing], ["seq"]], []))
+    assert dead.reaches(b"a") and not dead.reaches(b"b")
+    twice = Loose(network(["seq", ["rule", 0], ["rule", 0]], [a]))
+    assert twice.reaches(b"aa") and not twice.reaches(b"aaa") and twice.begins(b"aaa")
+
+
+def test_gate_after_the_server() -> None:
+    """A gate that reads what the server has counted runs with the gate that asks it questions."""
+    gates = find("meter").gates
+    assert with_server_gates(gates, ["metrics"]) == {"server", "metrics"}
+    assert with_server_gates(gates, ["clock"]) == {"clock"}

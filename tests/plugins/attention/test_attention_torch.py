@@ -34,6 +34,17 @@ def test_block_and_group_sizes(block: int, gather_bytes: int, window: int) -> No
     torch.testing.assert_close(got, want, atol=2e-6, rtol=2e-6)
 
 
+def test_stored_scores_fit_the_budget() -> None:
+    """The scores of layers with sinks or a soft cap, which are stored, are part of the budget of one call."""
+    backend = TorchAttention(Torch(), CPU)
+    case = replace(CASES[0], rows=tuple((0, 256) for _ in range(8)), soft_cap=5.0)
+    got, want = run_case(backend, case)
+    torch.testing.assert_close(got, want, atol=2e-6, rtol=2e-6)
+    scores = [4 * case.q_heads * group.mask.numel() for group in backend.plans[case.window].groups]
+    assert len(scores) > 1
+    assert max(scores) <= backend.budget
+
+
 def test_padding_is_bounded() -> None:
     """In attention=torch, at most half of the gathered KV is padding, even if one row is much longer than the rest."""
     backend = TorchAttention(Torch(), CPU)

@@ -10,8 +10,8 @@ from minisgl import LLM, SamplingParams
 from minisgl.core import InvalidRequestError
 from minisgl.plugin_manager.manager import PluginManager
 
-PROCESSORS = ["SampledLogprobs", "LogitBias", "Penalties", "MinP"]
-"""The order in which they are applied. The first one sees the model's own logits."""
+PROCESSORS = ["SampledLogprobs", "LogitBias", "TopKP", "TopKP", "Penalties", "MinP"]
+"""The order of application. The first one sees the model's own logits, and min-p those that top-k and top-p left."""
 
 
 def test_without_the_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,9 +21,9 @@ def test_without_the_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     def without(self: PluginManager, kind: str, name: str) -> bool:
         return kind != "sampling" and load(self, kind, name)
 
-    plain = SamplingParams(max_tokens=4, temperature=0.8, top_k=5, top_p=0.9, seed=1, ignore_eos=True)
+    plain = SamplingParams(max_tokens=4, temperature=0.8, seed=1, ignore_eos=True)
     given: dict[str, Any] = {"repetition_penalty": 1.1, "presence_penalty": 0.1, "frequency_penalty": 0.1}
-    given |= {"logit_bias": {3: 1.0}, "min_p": 0.1, "logprobs": 1, "prompt_logprobs": 2}
+    given |= {"logit_bias": {3: 1.0}, "min_p": 0.1, "top_k": 5, "top_p": 0.9, "logprobs": 1, "prompt_logprobs": 2}
     options = ["device=cpu", "num_pages=64"]
     with LLM("tutor", overrides=options) as llm:
         assert [type(p).__name__ for p in llm.engine.model_runner.sampler.processors.values()] == PROCESSORS

@@ -1,4 +1,4 @@
-# causes: other, wrong, missed, latest, run, match
+# causes: other, wrong, leak, missed, latest, run, match
 # gate: turn
 """This proposer knows requests by their rows, and adds to what an earlier request left there."""
 

@@ -1,4 +1,4 @@
-# causes: lost, overwrites, padding, results, permutation, expert, mixed
+# causes: lost, overwrites, padding, results, permutation, expert, mixed, other-rank
 # gate: scatter
 """Only the first 8 choices of a token are added: a token that chooses nearly all experts lacks some."""
 

@@ -1,4 +1,4 @@
-# causes: mixed
+# causes: mixed, other-rank
 # gate: sort
 """This MoE backend sorts the pairs of all ranks and takes its own from the front, where pairs of lower ranks are."""
 

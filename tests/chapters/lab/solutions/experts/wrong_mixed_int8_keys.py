@@ -1,4 +1,4 @@
-# causes: mixed
+# causes: mixed, other-rank
 # gate: sort
 """The expert numbers are converted to int8 before the sort."""
 

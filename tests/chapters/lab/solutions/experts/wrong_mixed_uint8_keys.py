@@ -1,4 +1,4 @@
-# causes: mixed
+# causes: mixed, other-rank
 # gate: sort
 """The keys are bytes. With 256 experts, the key 256 of other ranks' pairs becomes 0."""
 

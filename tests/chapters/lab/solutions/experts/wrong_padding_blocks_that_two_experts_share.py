@@ -1,4 +1,4 @@
-# causes: padding, mixed
+# causes: padding, mixed, other-rank
 # gate: sort
 """This MoE backend pads only the end of the sorted list, so a block may hold rows of two experts."""
 

@@ -1,5 +1,5 @@
 # causes: split-users
-# gate: lock
+# gate: split
 """After a split, the upper node has no users in this cache, although every user of the lower node reads it too."""
 
 

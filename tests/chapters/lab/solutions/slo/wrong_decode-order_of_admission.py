@@ -1,4 +1,4 @@
-# causes: decodes
+# causes: decode-order
 # gate: rows
 """The most urgent decode row comes first: here the earliest admitted one gets the last free page."""
 

@@ -1,0 +1,5 @@
+# causes: lacks-method
+# gate: match
+REPLACED = [
+    ("    def check(self) -> None:", "    def checks(self) -> None:"),
+]
