@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -10,7 +11,12 @@ from typing import Any
 
 from minisgl.chapters.lab.catalog import Lab
 from minisgl.chapters.lab.folder import STATE_FOLDER
-from minisgl.chapters.lab.grader.clean_environment import BuildFailed, CleanEnvironment, clean_environment
+from minisgl.chapters.lab.grader.clean_environment import (
+    BuildFailed,
+    CleanEnvironment,
+    clean_environment,
+    undeclared,
+)
 from minisgl.chapters.lab.grader.gate import Broken, Gate, Missing, Student, StudentError
 from minisgl.chapters.lab.grader.installed_package import KITS
 from minisgl.chapters.lab.grader.server_gate import QUESTIONS, Served, facts
@@ -152,7 +158,9 @@ def plugins(env: CleanEnvironment) -> list[dict[str, Any]]:
     result = json.loads(known.read_text()) if known.is_file() else inspect_installed(env, "found", env.dist)
     known.write_text(json.dumps(result))
     if "error" in result:
-        raise Broken("installed", promise, result["error"])
+        missing = re.search(r"there is no module '(\w+)[\w.]*'", result["error"])
+        there = missing is not None and any((env.site / f"{missing[1]}{end}").exists() for end in ("", ".py"))
+        raise Broken("entry-point" if there else "installed", promise, result["error"])
     if not result["plugins"]:
         groups = ", ".join(result["groups"])
         has = f"The package has entry points for the groups {groups}." if groups else "The package has no entry point."
@@ -178,9 +186,14 @@ def package(student: Student) -> str:
 
 
 def found(student: Student) -> str:
-    """Check that minisgl finds the package's plugins, and list them."""
-    names = []
-    for plugin in plugins(environment(student.path)):
+    """Check that minisgl finds the package's plugins, and that its imports are declared. List the plugins."""
+    names, env = [], environment(student.path)
+    found = plugins(env)
+    if (other := undeclared(env)) is not None:
+        module, dist = other
+        seen = f"{module} imports a module of {dist}, and pyproject.toml does not list it."
+        raise Broken("undeclared", "pip installs every package that the plugin imports.", seen)
+    for plugin in found:
         options = [f"{group}={name}" for group, name in plugin["options"]]
         names.append(", ".join(options) or f"{plugin['module']} ({len(plugin['hooks'])} hooks)")
     return "; ".join(names)

@@ -7,9 +7,13 @@ package's folder itself is not on any import path.
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import hashlib
+import importlib.metadata
 import json
 import os
+import re
 import shutil
 import site
 import subprocess
@@ -25,7 +29,7 @@ from pathlib import Path
 
 from minisgl.chapters.lab.grader.gate import Missing
 
-__all__ = ["BuildFailed", "CleanEnvironment", "clean_environment"]
+__all__ = ["BuildFailed", "CleanEnvironment", "clean_environment", "undeclared"]
 
 BUILD_SECONDS = 60.0
 """Seconds that the build of the package may take."""
@@ -99,6 +103,60 @@ def clean_environment(source: Path, at: Path) -> CleanEnvironment:
     shutil.rmtree(at / "source")
     stamp.write_text(json.dumps({"digest": digest, "dist": dist}))
     return CleanEnvironment(python, Path(purelib), dist, away / "tests")
+
+
+def undeclared(env: CleanEnvironment) -> tuple[str, str] | None:
+    """Return a file of the package and the distribution that it imports without declaring it; None if there is none.
+
+    The environment sees all packages of this one, so such an import works here. An import in a function, in a `try` or
+    under an `if` may be optional.
+    """
+    try:
+        minisgl = importlib.metadata.distribution("minisgl")
+    except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed: its dependencies are unknown
+        return None
+    package = next(each for each in importlib.metadata.distributions(path=[str(env.site)]) if each.name == env.dist)
+    files = [str(file) for file in package.files or () if file.suffix == ".py"]
+    own = {file.split("/")[0].removesuffix(".py") for file in files}
+    allowed: set[str] | None = None
+    for file in files:
+        for name in _imports((env.site / file).read_text("utf-8")) - own - sys.stdlib_module_names - {"minisgl"}:
+            if allowed is None:
+                allowed, owners = _with_dependencies([package, minisgl]), importlib.metadata.packages_distributions()
+            dists = owners.get(name, [])
+            if dists and not allowed.intersection(map(_normalized, dists)):
+                return file, dists[0]
+    return None
+
+
+def _imports(source: str) -> set[str]:
+    """Return the top-level names of the modules that a file always imports."""
+    names: set[str] = set()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Import):
+            names.update(each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module)
+    return {name.partition(".")[0] for name in names}
+
+
+def _normalized(dist: str) -> str:
+    return re.sub(r"[-_.]+", "-", dist).lower()
+
+
+def _with_dependencies(packages: list[importlib.metadata.Distribution]) -> set[str]:
+    """Return the names of all distributions that pip installs with these, as far as they are known here."""
+    found: set[str] = set()
+    new = list(packages)
+    while new:
+        for line in new.pop().requires or ():
+            name = _normalized(re.split(r"[^\w.-]", line.strip())[0])
+            if "extra ==" in line or name in found:
+                continue
+            found.add(name)
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                new.append(importlib.metadata.distribution(name))
+    return found
 
 
 def _install(source: Path, purelib: Path, at: Path, python: Path) -> str:

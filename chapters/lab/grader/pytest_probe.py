@@ -27,7 +27,10 @@ def pytest_runtest_logreport(report: Any) -> None:
     """Record the result of one phase of one test."""
     if report.failed:
         said = str(report.longrepr).strip().splitlines()
-        _seen["failed"].append([report.nodeid, next((s for s in reversed(said) if s.startswith("E ")), said[-1])])
+        raised = [line for line in said if line.startswith("E ")] or said[-1:]
+        # After a failed `assert`, pytest explains the values, and says how to see more.
+        asserted = [line for line in raised if "Error" in line or line.startswith("E       assert ")]
+        _seen["failed"].append([report.nodeid, (asserted or raised)[-1]])
     elif report.when == "call" and report.passed:
         _seen["passed"].append(report.nodeid)
         if report.nodeid in _kits:
