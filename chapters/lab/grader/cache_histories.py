@@ -46,9 +46,9 @@ POOL = 400
 
 
 @cache
-def _least_arguments(history: type, kind: str) -> int:
+def _least_arguments(kind: str) -> int:
     """Return how many arguments an event of this kind has at least: a shrunk one may have fewer."""
-    arguments = list(signature(getattr(history, kind)).parameters.values())[1:]
+    arguments = list(signature(getattr(History, kind)).parameters.values())[1:]
     return sum(argument.default is argument.empty for argument in arguments)
 
 
@@ -86,7 +86,7 @@ class History:
         """Apply all events and check the cache after each."""
         for self.event, (kind, *args) in enumerate(events, 1):
             act = getattr(self, kind)
-            if len(args) < _least_arguments(type(self), kind):
+            if len(args) < _least_arguments(kind):
                 raise Invalid
             if kind not in ("match", "match_other"):
                 self.matched = []  # from here on, results of earlier matches need not be valid
