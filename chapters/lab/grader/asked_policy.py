@@ -61,7 +61,7 @@ def well_formed_plan(
         raise broken("ignores-grant", promise, f"It was called again for request {budget.again}.", budget.again)
     if (list(waiting), list(running)) != given:
         seen = "`plan` changed `waiting` or `running`, which the scheduler still uses."
-        raise broken("impure", "`plan` changes none of its arguments.", seen)
+        raise broken("changes", "`plan` changes none of its arguments.", seen)
     if not isinstance(plan, Plan):
         raise broken("returns", "`plan` returns a Plan.", f"It returned {plan!r:.60}.")
     if isinstance(plan.rows, Mapping) or not all(isinstance(row, Sequence) and len(row) == 2 for row in plan.rows):

@@ -1,4 +1,4 @@
-# causes: impure
+# causes: changes
 # gate: plan
 """This policy removes the requests that it admits from the caller's list of waiting requests."""
 
