@@ -36,7 +36,7 @@ hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
-# ---- parts of an engine, and of the API server -----------------------------------------------------------
+# ---- parts of an engine, its model, and the API server ---------------------------------------------------
 
 
 @hookspec
@@ -66,9 +66,6 @@ def minisgl_http(config: Config) -> HttpExtension | None:
 
     Returns: a `minisgl.server.extension.HttpExtension`. None: no extension, at no cost.
     """
-
-
-# ---- models ----------------------------------------------------------------------------------------------
 
 
 @hookspec(firstresult=True)
@@ -138,6 +135,16 @@ def minisgl_convert_model(
     - ``ctx``: device, dtype and parts of the engine.
 
     Returns: a `minisgl.models.converter.ModelConverter`. None: no conversion.
+    """
+
+
+@hookspec(firstresult=True)
+def minisgl_cache_manager() -> Callable[..., Any] | None:
+    """Choose what moves KV pages between the page allocator, the prefix cache and the page table.
+
+    When: once in rank 0's process, at start, with the scheduler. `minisgl.plugins.cache.prefix` is called last.
+
+    Returns: a function ``make_manager(spec, cache, events)``: see `minisgl.kvcache.PrefixCache`. None: another's.
     """
 
 
@@ -222,7 +229,7 @@ def minisgl_observer(config: Config, spec: EngineSpec, link: Link | None) -> obj
     """
 
 
-# ---- observers: requests ---------------------------------------------------------------------------------
+# ---- observers -------------------------------------------------------------------------------------------
 
 
 @hookspec
@@ -269,9 +276,6 @@ def minisgl_request_finished(req: Req, now: float) -> None:
     - ``req``: the request. ``req.finish_reason`` is ``stop``, ``length``, ``abort`` or ``error``.
     - ``now``: the scheduler's clock, in seconds.
     """
-
-
-# ---- observers: pages ------------------------------------------------------------------------------------
 
 
 @hookspec
@@ -337,9 +341,6 @@ def minisgl_pages_counted(step: int, free: int, cached: int, evictable: int, ret
     - ``evictable``: how many of the cached pages are not locked by a request.
     - ``retiring``: number of pages that become free once the results of launched steps have been read.
     """
-
-
-# ---- observers: steps, metrics and the end ---------------------------------------------------------------
 
 
 @hookspec

@@ -53,8 +53,8 @@ class PrefixCache(Protocol):
     """A map from token prefixes to KV pages. The length of every prefix is a multiple of the page size.
 
     A cache may have two further members. ``make_manager(spec, cache, events)`` returns the `CacheManager` that knows
-    this cache, if that is another than the scheduler's own. ``rematch(key, last)`` returns what ``match(key)`` returns,
-    in less time: ``last`` is the result for the same key before the last changes of the cache.
+    this cache, if that is another than usual. ``rematch(key, last)`` returns what ``match(key)`` returns, in less time:
+    ``last`` is the result for the same key before the last changes of the cache.
     """
 
     reuses: bool

@@ -124,34 +124,12 @@ class Planner:
         return self.cache_manager.admission_cost(self.requests.requests[uid])
 
     def _waiting_views(self, waiting: Iterable[Req], running: Sequence[Running]) -> Iterator[Waiting]:
-        """Yield the policy's view of each request in ``waiting``, which is in order of arrival.
+        """Return the policy's view of each request in ``waiting``, which is in order of arrival.
 
-        The ``same_prefix_req`` of a request is one of ``running`` or a request yielded before.
+        The ``same_prefix_req`` of a request is one of ``running`` or a request before it.
         """
-        cache_manager, page_size = self.cache_manager, self.cache_manager.spec.page_size
-        step = self.requests.next_step_id
-        computing: dict[object, int] = {}  # a prefix in whole pages -> the first request to compute its last page
-
-        def first_to_compute(req: Req, page: int) -> int | None:
-            key = cache_manager.next_page_key(req, page)
-            return None if key is None else computing.setdefault(key, req.uid)
-
-        for view in running:
-            if view.num_remaining_tokens:
-                req = self.requests.requests[view.uid]
-                first_to_compute(req, int(self.request_table.num_computed_tokens[req.req_pool_idx]) // page_size)
-        for req in waiting:
-            num_cached_pages = len(cache_manager.match(req).pages)
-            first = first_to_compute(req, num_cached_pages)
-            yield Waiting(
-                req.uid,
-                req.arrival,
-                len(req),
-                num_cached_pages * page_size,
-                None if first == req.uid else first,
-                step - req.queued_at_step,
-                req.priority,
-            )
+        running_reqs = (self.requests.requests[view.uid] for view in running if view.num_remaining_tokens)
+        return self.cache_manager.waiting_views(waiting, running_reqs, self.requests.next_step_id)
 
     def victims(self) -> list[Req]:
         """Return the running requests in the order in which they are retracted when decode runs out of pages.

@@ -41,6 +41,7 @@ class Scheduler:
     - ``clock``: returns the time in seconds that the observer receives.
     - ``speculation``: drafts tokens of decoding requests, which a step then verifies; None for no drafts.
     - ``constraint_of``: returns the constraint of a new request, such as a grammar, or None if it has none.
+    - ``make_manager``: makes what moves the pages, unless the cache has a method of this name: see `PrefixCache`.
     """
 
     def __init__(
@@ -57,13 +58,13 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         speculation: Speculation | None = None,
         constraint_of: Callable[[Req], Any] | None = None,
+        make_manager: Callable[..., CacheManager] = CacheManager,
     ):
         self.engine, self.spec, self.clock, self.constraint_of = engine, engine.spec, clock, constraint_of
         self.overlap_depth = 1 if overlap else 0
         self.eos_ids, self.seed = frozenset(eos_ids), seed
         self.events = observer or Observer()
-        make_manager = getattr(cache, "make_manager", CacheManager)
-        self.cache_manager: CacheManager = make_manager(self.spec, cache, self.events)
+        self.cache_manager = getattr(cache, "make_manager", make_manager)(self.spec, cache, self.events)
         self.planner = Planner(self, policy, self.cache_manager, max_prefill_tokens)
         self.request_table = self.cache_manager.request_table
         self.speculation = speculation

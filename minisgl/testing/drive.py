@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from minisgl.core import EngineSpec, Finished, InvalidRequestError, Output, Req, SamplingParams
 from minisgl.kvcache import PrefixCache
+from minisgl.plugins.cache.prefix import make_manager
 from minisgl.plugins.scheduler.guard import StarvationGuard
 from minisgl.scheduler.base import SchedulerPolicy
 from minisgl.scheduler.observer import HookObserver
@@ -168,6 +169,7 @@ class Drive:
             clock=clock,
             constraint_of=self._grammar_of,
             speculation=speculation,
+            make_manager=make_manager,
         )
         self.max_drafts, self.rounds = 0 if proposer is None else proposer.max_drafts, rounds
         self.max_idle_steps = starvation_steps + 8

@@ -29,6 +29,7 @@ from minisgl.core import (
     StepResult,
     TokenMasks,
 )
+from minisgl.plugins.cache.prefix import PrefixCacheManager
 from minisgl.plugins.constraint import manager as constraints
 from minisgl.plugins.constraint.manager import ConstraintManager
 from minisgl.plugins.speculation import adaptive
@@ -154,14 +155,14 @@ def pool_rows_freed_in_flight() -> Bug:
 
 def duplicates_freed_before_remap() -> Bug:
     """Patch the cache manager: duplicates of cached pages are retired, but the page table still points to them."""
-    real = CacheManager._replace_duplicates
+    real = PrefixCacheManager._replace_duplicates
 
-    def replace(self: CacheManager, req: Req, *inserted: Any) -> None:
+    def replace(self: PrefixCacheManager, req: Req, *inserted: Any) -> None:
         updates, row = list(self._page_table_updates), self.request_table.page_table[req.req_pool_idx].copy()
         real(self, req, *inserted)
         self._page_table_updates, self.request_table.page_table[req.req_pool_idx] = updates, row
 
-    return patch.object(CacheManager, "_replace_duplicates", replace)
+    return patch.object(PrefixCacheManager, "_replace_duplicates", replace)
 
 
 def double_release_on_abort() -> Bug:
@@ -218,7 +219,7 @@ def step_shares_memory() -> Bug:
 
 def unlock_forgotten() -> Bug:
     """Patch the cache manager: the cached prefix of a request that ended stays locked."""
-    return patch.object(CacheManager, "free_retired", lambda self, step: self.allocator.free_retired(step))
+    return patch.object(PrefixCacheManager, "free_retired", CacheManager.free_retired)
 
 
 def pages_lost() -> Bug:

@@ -14,9 +14,10 @@ import numpy as np
 
 from minisgl.core import I32, EngineSpec, Req, Step
 from minisgl.kvcache import Key, MatchResult
+from minisgl.plugins.cache.prefix import PrefixCacheManager
 from minisgl.plugins.cache.radix import RadixCache
 from minisgl.plugins.cache.states import Prefix, StatesCache, StatesManager
-from minisgl.scheduler.cache_manager import CacheManager
+from minisgl.testing import drive
 from minisgl.testing.drive import Drive, Job, make_plugin
 from minisgl.testing.planted import ABORTED, ArrivalOrderPolicy, job, pool_rows_freed_in_flight
 
@@ -45,20 +46,14 @@ class PlantedState:
         spec = EngineSpec(4, 60, self.max_running_requests, 64, 50, has_states=True)
         options = {"spec": spec, "snapshots": self.snapshots, "spacing": self.spacing}
         cache = make_plugin("cache", self.cache, **(options if self.cache == "states" else {"page_size": 4}))
-        drive = Drive(spec, cache, ArrivalOrderPolicy(), max_prefill_tokens=10)
-        drive.run(self.clients)
-        return drive
+        run = Drive(spec, cache, ArrivalOrderPolicy(), max_prefill_tokens=10)
+        run.run(self.clients)
+        return run
 
 
 def hit_without_state() -> Bug:
     """Patch the cache manager: a cached prefix is reused, although no slot has its state."""
-    real = CacheManager.__init__
-
-    def init(self: CacheManager, spec: EngineSpec, *args: Any) -> None:
-        real(self, spec, *args)
-        self.reuses = self.cache.reuses
-
-    return patch.object(CacheManager, "__init__", init)
+    return patch.object(drive, "make_manager", PrefixCacheManager)
 
 
 def hit_beyond_the_state() -> Bug:
@@ -67,7 +62,7 @@ def hit_beyond_the_state() -> Bug:
     stack.enter_context(patch.object(StatesCache, "match", RadixCache.match))
 
     def admit(self: StatesManager, reqs: Sequence[Req], step: int) -> None:
-        CacheManager.admit(self, reqs, step)
+        PrefixCacheManager.admit(self, reqs, step)
         for req in reqs:
             for _, prefix in self.cache.borders(req.prefix_match.key, 0, req.num_cached_pages * 4):
                 if prefix in self.cache.slots:
@@ -86,7 +81,7 @@ def page_absorbed_twice() -> Bug:
         return RadixCache.match(self, Key(key.namespace, key.ids[: pages * self.page_size]))
 
     def admit(self: StatesManager, reqs: Sequence[Req], step: int) -> None:
-        CacheManager.admit(self, reqs, step)
+        PrefixCacheManager.admit(self, reqs, step)
         for req in reqs:
             end = (req.num_cached_pages + 1) * self.spec.page_size if req.num_cached_pages else 0
             for _, prefix in self.cache.borders(req.prefix_match.key, end - 1, end):

@@ -21,6 +21,7 @@ from minisgl.cluster.kv_events import AnyEvent
 from minisgl.config import Config
 from minisgl.core import I32, EngineSpec, Finished, Req, SamplingParams, Step, StepResult
 from minisgl.kvcache import PrefixCache
+from minisgl.plugins.cache.prefix import make_manager
 from minisgl.plugins.scheduler.guard import StarvationGuard
 from minisgl.plugins.speculation import DraftProposer
 from minisgl.scheduler import Scheduler
@@ -148,6 +149,7 @@ class SimReplica:
             StarvationGuard(policy, Config.starvation_steps),
             max_prefill_tokens=max_prefill_tokens,
             overlap=False,
+            make_manager=make_manager,
             observer=HookObserver(observers.hook),
             clock=lambda: self.now,
             speculation=self._run.speculate(

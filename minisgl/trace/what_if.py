@@ -209,7 +209,8 @@ class _Replay:
         self.future.departs = self.future.misses = None
         self.scheduler.next_step_id = self._maker.next_step = start.step
         manager = self.scheduler.cache_manager
-        manager.last_launched_step = manager.last_read_step = start.step - 1
+        manager.last_launched_step = start.step - 1
+        manager.free_retired(start.step - 1)
         manager.reserve.mean_length = start.mean_length or FIRST_LENGTH
         self._num_read = start.step
 

@@ -25,8 +25,8 @@ from minisgl.core import EngineSpec, Req, Step
 from minisgl.hooks import hookimpl
 from minisgl.kvcache import Key, MatchResult
 from minisgl.plugins.cache import compare
+from minisgl.plugins.cache.prefix import PrefixCacheManager
 from minisgl.plugins.cache.radix import RadixCache
-from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.scheduler.observer import Observer
 
 Prefix = tuple[Hashable, bytes]
@@ -98,14 +98,13 @@ class StatesCache(RadixCache):
         return slot
 
 
-class StatesManager(CacheManager):
-    """A `CacheManager` that also loads and saves recurrent states with the steps."""
+class StatesManager(PrefixCacheManager):
+    """A `PrefixCacheManager` that also loads and saves recurrent states with the steps."""
 
     cache: StatesCache
 
     def __init__(self, spec: EngineSpec, cache: StatesCache, events: Observer):
         super().__init__(spec, cache, events)
-        self.reuses = True
         self._loads: dict[int, int] = {}  # req_pool_idx -> slot, of requests that the next step admits
 
     def admit(self, reqs: Sequence[Req], step: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -187,6 +188,13 @@ def test_minisgl_wrap_policy(expected: list[list[int]], capsys: pytest.CaptureFi
         assert (type(guard).__name__, type(guard.policy).__name__) == ("StarvationGuard", "LoggedPolicy")
         assert guard.policy.plans >= engine.scheduler.stats()["steps"] > 0
     assert "plan 1: 2 rows, " in capsys.readouterr().out
+
+
+def test_minisgl_cache_manager(expected: list[list[int]], capsys: pytest.CaptureFixture[str]) -> None:
+    with llm("minisgl_cache_manager", "page_size=4") as engine:
+        assert tokens(engine) == tokens(engine) == expected
+    admitted = re.findall(r"step \d+: (\d+) of (\d+) pages", capsys.readouterr().out)
+    assert [cached == "0" for cached, _ in admitted] == [True, True, False, False]
 
 
 def test_minisgl_wrap_constraint() -> None:

@@ -21,6 +21,7 @@ from minisgl.engine.gumbel import gumbel, seed_key, token_hashes
 from minisgl.models.resolve import resolve_model
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.cache.prefix import make_manager
 from minisgl.plugins.speculation import DraftProposer
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.testing.checkpoints import ARCHITECTURES, WITH_STATES, tiny_checkpoint
@@ -50,7 +51,9 @@ class Case:
         """Return the output of every prompt, and the scheduler's counters. A few prompts run at a time."""
         speculation = self.proposer(name).speculate(self.engine.spec, adapt=False)
         plugins = make_plugin("cache", "radix", page_size=4), make_plugin("scheduler", "mixed")
-        scheduler = Scheduler(self.engine, *plugins, max_prefill_tokens=32, speculation=speculation)
+        scheduler = Scheduler(
+            self.engine, *plugins, max_prefill_tokens=32, speculation=speculation, make_manager=make_manager
+        )
         params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=SEED, ignore_eos=True)
         return serve(scheduler, self.prompts, params), scheduler.stats()
 

@@ -15,6 +15,7 @@ from minisgl.engine.build import build_engine
 from minisgl.engine.engine import TorchEngine
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.cache.prefix import make_manager
 from minisgl.plugins.constraint.base import Constraint
 from minisgl.plugins.speculation import DraftProposer
 from minisgl.scheduler.scheduler import Scheduler
@@ -47,7 +48,9 @@ def run(
     """Return the output tokens of all prompts, and the scheduler's counters."""
     plugins = make_plugin("cache", "radix", page_size=4), make_plugin("scheduler", "mixed")
     speculation = None if proposer is None else proposer.speculate(engine.spec, adapt=False)
-    scheduler = Scheduler(engine, *plugins, max_prefill_tokens=16, speculation=speculation, **more)
+    scheduler = Scheduler(
+        engine, *plugins, max_prefill_tokens=16, speculation=speculation, **more, make_manager=make_manager
+    )
     return serve(scheduler, PROMPTS, params), scheduler.stats()
 
 

@@ -15,10 +15,9 @@ from minisgl.bench.host_scale import Cost, Scale
 from minisgl.core import SamplingParams
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
-from minisgl.plugins.cache import compare
+from minisgl.plugins.cache import compare, prefix
 from minisgl.plugins.cache.radix import RadixCache
 from minisgl.plugins.scheduler import LPM_WINDOW, MAX_SKIPPED
-from minisgl.scheduler import cache_manager
 from minisgl.scheduler.page_allocator import OwnerTable
 from minisgl.scheduler.planner import MAX_ADMISSIONS
 from minisgl.scheduler.scheduler import Scheduler
@@ -112,7 +111,7 @@ def test_a_prompt_is_hashed_once(scale: Scale, monkeypatch: pytest.MonkeyPatch) 
         hashed += len(data) // 4
         return hash(data)
 
-    monkeypatch.setattr(cache_manager, "hash", counted, raising=False)
+    monkeypatch.setattr(prefix, "hash", counted, raising=False)
     while scheduler.has_work:
         scheduler.step()
     assert 40 * 16 <= hashed <= 40 * 2_000

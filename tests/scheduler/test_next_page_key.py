@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minisgl.core import I32, EngineSpec, Req, SamplingParams
-from minisgl.scheduler.cache_manager import CacheManager
+from minisgl.plugins.cache.prefix import PrefixCacheManager
 from minisgl.scheduler.observer import Observer
 from minisgl.testing.drive import make_plugin
 
 
-def keys(ids: Sequence[int] | I32, page_size: int, salt: str | None = None, cache: str = "radix") -> list[object]:
+def keys(ids: Sequence[int] | I32, page_size: int, salt: str | None = None) -> list[object]:
     """Return the keys of a request's pages, from the first on, until there are no more."""
     spec = EngineSpec(page_size, num_pages=4, max_running_requests=1, max_seq_len=1 << 20, vocab_size=1 << 17)
-    manager = CacheManager(spec, make_plugin("cache", cache, page_size=page_size), Observer())
+    manager = PrefixCacheManager(spec, make_plugin("cache", "radix", page_size=page_size), Observer())
     req = Req(1, np.array(ids, np.int32), SamplingParams(cache_salt=salt), arrival=0)
     manager.match(req)
     found: list[object] = []
@@ -50,8 +50,3 @@ def test_thue_morse_does_not_collide() -> None:
 
 def test_namespaces_have_different_keys() -> None:
     assert not set(keys(range(64), 16, salt="a")) & set(keys(range(64), 16, salt="b"))
-
-
-def test_no_key_without_a_cache() -> None:
-    """If the cache reuses no pages, no request waits for another one's prefix."""
-    assert keys(range(64), 16, cache="naive") == []

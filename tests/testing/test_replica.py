@@ -14,6 +14,7 @@ from minisgl.bench.clusters.requests import Request, made_up, prepare
 from minisgl.bench.clusters.results import Served
 from minisgl.bench.clusters.simulate import simulate
 from minisgl.core import EngineSpec, SamplingParams
+from minisgl.plugins.cache.prefix import make_manager
 from minisgl.plugins.scheduler.guard import StarvationGuard
 from minisgl.scheduler import Scheduler
 from minisgl.testing.drive import make_plugin
@@ -41,7 +42,9 @@ def plain(requests: Sequence[Request], pages: int, speed: float) -> tuple[list[S
     """Return what a scheduler does that computes every step by itself, and its counters."""
     engine, now = NullEngine(spec(pages)), 0.0
     cache, policy = make_plugin("cache", "radix", page_size=BLOCK), make_plugin("scheduler", "prefill_first")
-    scheduler = Scheduler(engine, cache, StarvationGuard(policy, 512), max_prefill_tokens=1024, overlap=False)
+    scheduler = Scheduler(
+        engine, cache, StarvationGuard(policy, 512), max_prefill_tokens=1024, overlap=False, make_manager=make_manager
+    )
     ttfts: dict[int, float] = {}
     served: dict[int, Served] = {}
     waiting = [(request.arrival / speed, uid, request) for uid, request in enumerate(requests)]

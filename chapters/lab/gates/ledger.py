@@ -34,6 +34,7 @@ from minisgl.chapters.lab.grader.server_gate import Served, facts
 from minisgl.chapters.lab.grader.simulated_workloads import random_workload, show
 from minisgl.core import Output, Req
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.cache.prefix import PrefixCacheManager
 from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.scheduler.page_allocator import CACHE, OwnerTable, PageAllocator
 from minisgl.scheduler.scheduler import Scheduler
@@ -138,10 +139,10 @@ def early_free(damage: Damage) -> Iterator[None]:
 @contextmanager
 def stale_page_table(damage: Damage) -> Iterator[None]:
     """Plant a bug: duplicate pages of a cached prefix are retired, and the request's page table still names them."""
-    real_replace, real_build = CacheManager._replace_duplicates, Scheduler._build
+    real_replace, real_build = PrefixCacheManager._replace_duplicates, Scheduler._build
     stale: dict[int, set[int]] = {}  # uid -> retired pages that its page table names
 
-    def replace(self: CacheManager, req: Req, *inserted: Any) -> None:
+    def replace(self: PrefixCacheManager, req: Req, *inserted: Any) -> None:
         writes, row = list(self._page_table_updates), self.request_table.page_table[req.req_pool_idx].copy()
         real_replace(self, req, *inserted)
         changed = row[self.request_table.page_table[req.req_pool_idx] != row]
@@ -159,7 +160,7 @@ def stale_page_table(damage: Damage) -> Iterator[None]:
                     damage.add(req.uid, page)
         return step, reqs
 
-    with patch.object(CacheManager, "_replace_duplicates", replace), patch.object(Scheduler, "_build", build):
+    with patch.object(PrefixCacheManager, "_replace_duplicates", replace), patch.object(Scheduler, "_build", build):
         yield
 
 

@@ -1,6 +1,6 @@
 """The `CacheManager` of `cache=groups`: pages of several KV groups. Groups with a window free the pages behind it.
 
-What differs from the core's manager:
+What differs from `PrefixCacheManager`:
 
 - A group without a window gets the pages of a whole prompt at admission. A group with a window gets them chunk by
   chunk. Until then the request has a *promise*: free or evictable pages that no other request gets. So a prompt that
@@ -23,14 +23,15 @@ from minisgl.core import I32, EngineSpec, Req, Step
 from minisgl.kvcache import MatchResult
 from minisgl.plugins.cache.grouped.table import GroupTable
 from minisgl.plugins.cache.grouped.tree import ABSENT, PageTree, Path
-from minisgl.scheduler.cache_manager import AdmissionCost, CacheManager
+from minisgl.plugins.cache.prefix import PrefixCacheManager
+from minisgl.scheduler.cache_manager import AdmissionCost
 from minisgl.scheduler.observer import Observer
 
 _NONE = np.empty(0, np.int32)
 _ALL = 2**31 - 1
 
 
-class GroupManager(CacheManager, ABC):
+class GroupManager(PrefixCacheManager, ABC):
     """The pages of several KV groups. Observers are told of no single page: their events know one group."""
 
     cache: PageTree

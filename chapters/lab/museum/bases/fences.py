@@ -11,8 +11,8 @@ from typing import Any
 
 from minisgl.core import I32, EngineSpec
 from minisgl.hooks import hookimpl
+from minisgl.plugins.cache.prefix import PrefixCacheManager
 from minisgl.plugins.cache.radix import RadixCache
-from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.scheduler.observer import Observer
 from minisgl.scheduler.page_allocator import RETIRING, PageAllocator
 
@@ -28,9 +28,9 @@ class Fences:
 class FencedCache(RadixCache):
     """The shipped radix tree, with another page allocator."""
 
-    def make_manager(self, spec: EngineSpec, cache: FencedCache, events: Observer) -> CacheManager:
+    def make_manager(self, spec: EngineSpec, cache: FencedCache, events: Observer) -> PrefixCacheManager:
         """Return the scheduler's manager of pages, with the fenced allocator."""
-        manager = CacheManager(spec, cache, events)
+        manager = PrefixCacheManager(spec, cache, events)
         manager.allocator = FencedAllocator(spec.num_pages, spec.max_running_requests)
         return manager
 

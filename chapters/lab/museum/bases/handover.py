@@ -1,8 +1,8 @@
 """A radix cache that gets the pages of an answer while the answer still grows.
 
-The scheduler's own `CacheManager` offers the pages of a prompt when a step computes them, and the pages of an answer
-when the request ends. This one offers every page as soon as it is full. So a second question about an answer that is
-still being written finds most of its KV in the cache.
+`PrefixCacheManager` offers the pages of a prompt when a step computes them, and the pages of an answer when the request
+ends. This one offers every page as soon as it is full. So a second question about an answer that is still being written
+finds most of its KV in the cache.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 from minisgl.core import I32, EngineSpec, Req, Step
 from minisgl.hooks import hookimpl
 from minisgl.kvcache import Key
+from minisgl.plugins.cache.prefix import PrefixCacheManager
 from minisgl.plugins.cache.radix import RadixCache
-from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.scheduler.observer import Observer
 
 
@@ -37,7 +37,7 @@ class HandoverCache(RadixCache):
         return HandoverManager(spec, cache, events)
 
 
-class HandoverManager(CacheManager):
+class HandoverManager(PrefixCacheManager):
     """Hands a page to the cache as soon as the page is full."""
 
     def step_launched(self, step: Step, reqs: Sequence[Req]) -> None:

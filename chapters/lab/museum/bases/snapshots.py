@@ -18,8 +18,8 @@ import numpy as np
 from minisgl.core import I32, EngineSpec, Req, Step
 from minisgl.hooks import hookimpl
 from minisgl.kvcache import Key, MatchResult
+from minisgl.plugins.cache.prefix import PrefixCacheManager
 from minisgl.plugins.cache.radix import RadixCache
-from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.scheduler.observer import Observer
 
 Prefix = tuple[Hashable, bytes]
@@ -75,14 +75,13 @@ class SnapshotCache(RadixCache):
         return slot
 
 
-class SnapshotManager(CacheManager):
+class SnapshotManager(PrefixCacheManager):
     """Copies states with the steps. `block_table` has the slots of the copies, by request-pool row and block."""
 
     cache: SnapshotCache
 
     def __init__(self, spec: EngineSpec, cache: SnapshotCache, events: Observer):
         super().__init__(spec, cache, events)
-        self.reuses = True
         first = spec.max_running_requests + 1
         self.block_table: I32 = np.full((spec.max_running_requests, spec.max_seq_len), first, np.int32)
         self._loads: dict[int, int] = {}  # request-pool row -> slot, of requests that the next step admits
