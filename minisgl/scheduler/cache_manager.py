@@ -132,13 +132,11 @@ class CacheManager:
 
     def admit(self, reqs: Sequence[Req], step: int) -> None:
         """Allocate a request-pool row, and pages for all tokens so far, for each request that step ``step`` admits."""
-        matches = self.lock_prefixes(reqs)
+        matches = self.lock_prefixes(reqs, step)
         uids = np.array([req.uid for req in reqs], np.int32)
         num_cached_pages = np.array([len(match.pages) for match in matches], np.int32)
         num_pages = -(-np.array([len(req) for req in reqs], np.int32) // self.spec.page_size)
         num_new_pages = num_pages - num_cached_pages
-        for req, match in zip(reqs, matches, strict=True):
-            self.events.prefix_matched(req, match.pages, step)
         new_pages = self._allocate(int(num_new_pages.sum()), np.repeat(uids, num_new_pages))
         rows = self.allocator.req_pool.allocate(len(uids), uids)
         pages = new_pages
@@ -153,8 +151,10 @@ class CacheManager:
         num_cached_tokens = num_cached_pages * self.spec.page_size
         self._page_table_updates.append(self.request_table.admit(reqs, pages, num_pages, num_cached_tokens, step - 1))
 
-    def lock_prefixes(self, reqs: Sequence[Req]) -> list[MatchResult]:
+    def lock_prefixes(self, reqs: Sequence[Req], step: int) -> list[MatchResult]:
         """Return the cached prefix of each request, which is locked from now on, until `release`: here, none."""
+        for req in reqs:
+            self.events.prefix_matched(req, _NONE, step)
         return [NO_PREFIX for _ in reqs]
 
     def allocate_step_pages(self, req_pool_indices: I32, num_tokens: I32) -> None:

@@ -122,7 +122,7 @@ class PrefixCacheManager(CacheManager):
 
     # ---- free -> allocated ---------------------------------------------------------------------------
 
-    def lock_prefixes(self, reqs: Sequence[Req]) -> list[MatchResult]:
+    def lock_prefixes(self, reqs: Sequence[Req], step: int) -> list[MatchResult]:
         """Lock the cached prefix of each request, and return it.
 
         All are locked before the first page is allocated, so that no allocation evicts one of them.
@@ -134,6 +134,7 @@ class PrefixCacheManager(CacheManager):
             if len(match.pages):
                 self._version += 1  # the lock may have split a node: match later requests again
             matches.append(match)
+            self.events.prefix_matched(req, match.pages, step)
         self.allocator.incref(np.concatenate([match.pages for match in matches]))
         return matches
 
