@@ -166,8 +166,8 @@ class Masks:
         #    the text may end.
         # 3. A real vocabulary has 150,000 tokens, and most of them begin with bytes that no text goes on with. The work
         #    must not grow with their number. Bytes with which several tokens begin are read once for all of them.
-        # 4. A client may send any grammar. Raise GrammarTooLargeError where the states that are read for a mask have
-        #    more than `max_work` places together.
+        # 4. A client may send any grammar. Raise GrammarTooLargeError where the states from which bytes are read for a
+        #    mask have more than `max_work` places together. A state counts once for each byte that is tried from it.
         # 5. The mask of a state is computed once, but not more than KEPT_MASKS masks are kept.
         found = self.kept.get(state)
         if found is None:

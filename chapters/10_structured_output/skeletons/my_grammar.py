@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test grammar     (`hint grammar` for a hint)
 Serve it:  python -m minisgl plugins=my_grammar.py grammar=mine
 """
 
-# minisgl lab grammar, skeleton b2ba47d687 (minisgl 0.2.0)
+# minisgl lab grammar, skeleton 5ae20c620c (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -126,8 +126,8 @@ class Masks:
         #    the text may end.
         # 3. A real vocabulary has 150,000 tokens, and most of them begin with bytes that no text goes on with. The work
         #    must not grow with their number. Bytes with which several tokens begin are read once for all of them.
-        # 4. A client may send any grammar. Raise GrammarTooLargeError where the states that are read for a mask have
-        #    more than `max_work` places together.
+        # 4. A client may send any grammar. Raise GrammarTooLargeError where the states from which bytes are read for a
+        #    mask have more than `max_work` places together. A state counts once for each byte that is tried from it.
         # 5. The mask of a state is computed once, but not more than KEPT_MASKS masks are kept.
         raise NotImplementedError
 
