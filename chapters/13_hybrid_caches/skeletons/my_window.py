@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test window     (`hint window` for a hint)
 Serve it:  python -m minisgl plugins=my_window.py cache=mine
 """
 
-# minisgl lab window, skeleton 80e1c53c71 (minisgl 0.2.0)
+# minisgl lab window, skeleton cf570d3368 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -80,10 +80,10 @@ class MyManager(GroupManager):
     def clear_behind(self, rows: I32) -> None:
         """Give up the pages that nothing after the launched step reads. ``rows`` are the rows of this step, int32."""
         # TODO window.behind
-        # 1. ``table`` is described in plugins/cache/grouped/table.py. The next query of a row is at the position
-        #    ``table.num_computed_tokens[row]``. If the request ends now, the next turn of its conversation begins with
-        #    a query at the last page border, which is there or before, and reads what that query reads.
-        #    A group without a window, and all other rows, stay as they are.
+        # 1. ``table`` is described in plugins/cache/grouped/table.py. Keep what two queries read: the next one of the
+        #    row, at the position ``table.num_computed_tokens[row]``, and, if the request ends now, the first one of the
+        #    next turn of its conversation, at the last page border up to that position. A group without a window, and
+        #    all other rows, stay as they are.
         # 2. Such a page of the request becomes a spare: `self.add_spares`. Such a page of the cache, in a column that
         #    is marked in ``table.is_cached``, is unlocked when the step's result has been read: `self.unlock_later`.
         # 3. Afterwards ``table.firsts`` is the first column that may be read, and no column before it is marked.
