@@ -448,6 +448,14 @@ def mask_work(student: Student) -> str:
     if again > 100 and again > lines / 4:
         seen = f"The first mask of a state executed {lines:,} lines, and the second mask of the same state {again:,}."
         raise Broken("keep", "The mask of a state is computed once.", seen)
+    for state in states[2:10]:
+        scan.mask(state)
+    later = lines_of(student, lambda: scan.mask(states[1]))
+    if later > 100 and later > lines / 4:
+        seen = (
+            f"The first mask of a state executed {lines:,} lines, and, after those of 8 other states, {later:,} again."
+        )
+        raise Broken("keep", "The masks of KEPT_MASKS states are kept.", seen)
     long = b"1" * 40
     tokens = [long + each for each in letters[:1_000]]
     shared = module.Masks(automaton, [*tokens, b""], 1_001, (1_000,), WORK)
@@ -646,13 +654,21 @@ def run_answers(student: Student, workload: dict[str, Any], ends: bool = True) -
 def judge_alone(world: World, reading: Reading, played: Sequence[tuple[str, list[int]]], fault: Broken) -> None:
     """Judge an answer alone, without drafts, each token in a call of its own. If it is wrong, these are not the cause.
 
-    Raise `Broken` for the cause ``other`` instead of ``drafts-stay`` if the calls of this answer alone go well.
+    For the cause ``drafts-stay``, raise `Broken` with ``several`` if the calls without drafts go wrong too, and with
+    ``other`` if the calls of this answer alone go well.
     """
     matcher = world.module.MyMatcher(world.masks)
     for token in [token for name, tokens in played if name == "advance" for token in tokens]:
         matcher.advance([token])
     judge_row(world, reading, unpacked(matcher.masks([])[0], world.size, "A row"), "", ())
     if fault.cause == "drafts-stay":
+        matcher = world.module.MyMatcher(world.masks)
+        for name, tokens in played:
+            if name == "advance":
+                matcher.advance(list(tokens))
+        if unpacked(matcher.masks([])[0], world.size, "A row") != reading.tokens():
+            seen = "Without any drafts the mask is wrong too. It is right if each token comes in a call of its own."
+            raise Broken("several", fault.promise, seen)
         matcher = world.module.MyMatcher(world.masks)
         for name, tokens in played[:-1]:
             getattr(matcher, name)(list(tokens))
