@@ -7,6 +7,7 @@ and the supervision of processes are left to the callers.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import time
@@ -121,13 +122,19 @@ def _assemble(
         comm = manager.build("communicator", config.communicator, local_size=local_size, **ranks)
     elif size > 1:
         raise ConfigError(f"tp={size} needs a plugin of the group communicator, and there is none.")
-    parts = setup.Parts(config, manager, device)
+
+    @functools.cache
+    def part(group: str) -> Any:
+        if (options := getattr(config, group)) is None:
+            raise ConfigError(f"{config.model} needs a part of the group {group}, and there is no plugin of it.")
+        return manager.build(group, options, device=device)
+
     graph: GraphRunner | None = None
     if config.graph is not None:
         graph = manager.build("graph", config.graph, device=device)
     max_step_tokens = setup.max_step_tokens(config, max_seq_len)
     wrapped = attention if graph is None else graph.wrap_attention(attention, max_step_tokens)
-    ctx = Context(comm, wrapped, device, dtype, parts.get)
+    ctx = Context(comm, wrapped, device, dtype, part)
     started = time.monotonic()
     log.info("loading weights of %s (%s, %s) from %s", model_config.architecture, dtype, device, path)
     model, converters = setup.build_model(config, manager, path, model_config, ctx, [kernels])

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
@@ -22,7 +22,7 @@ from minisgl.config import Config, ConfigError
 from minisgl.core import EngineSpec
 from minisgl.layers.context import Context
 from minisgl.models.config import HOW_TO_ADD, ModelConfig
-from minisgl.models.converter import ModelConverter, Quantization, load_converted
+from minisgl.models.converter import ModelConverter, load_converted
 from minisgl.models.decoder import Model
 from minisgl.models.resolve import resolve_model
 from minisgl.models.weights import Checkpoint
@@ -127,25 +127,6 @@ def build_attention(
     return backend
 
 
-class Parts:
-    """The parts that only some models need, built when they are first asked for. The options select them."""
-
-    def __init__(self, config: Config, manager: PluginManager, device: torch.device):
-        self.config, self.manager, self.device = config, manager, device
-        self._built: dict[str, Any] = {}
-
-    def get(self, group: str) -> Any:
-        """Return the part of ``group``. Raises `ConfigError` if no plugin of the group exists."""
-        if group not in self._built:
-            options = getattr(self.config, group)
-            if options is None:
-                raise ConfigError(
-                    f"{self.config.model} needs a part of the group {group}, and there is no plugin of it."
-                )
-            self._built[group] = self.manager.build(group, options, device=self.device)
-        return self._built[group]
-
-
 def build_model(
     config: Config,
     manager: PluginManager,
@@ -173,9 +154,6 @@ def build_model(
         guess = f" Did you mean {stems[close[0]]}?" if close else ""
         raise ConfigError(f"architecture={name}: no plugin has a model class of that name.{guess} {known}")
     found = manager.hook.minisgl_convert_model(config=config, manager=manager, model=model, ctx=ctx)
-    quantization = next((converter for converter in found if isinstance(converter, Quantization)), None)
-    if quantization is not None:
-        ctx.weights = torch.device("meta")
     converters = [*found, *kernels]
     kind = classes[model.architecture]
     try:
@@ -185,7 +163,7 @@ def build_model(
         raise ConfigError(f"{config.model} can't be built: {error}") from error
     opened = (source for converter in converters if (source := converter.open(path)) is not None)
     with next(opened, None) or Checkpoint(path) as weights:
-        load_converted(built, weights, converters, ctx.device)
+        load_converted(built, weights, converters)
     return built, converters
 
 

@@ -45,7 +45,7 @@ class Context:
     state_saves: tuple[I32, I32, I32] | None = None  # `Step.state_saves` of this step, which the layers carry out
     weights: torch.device | None = None
     """Where `parameter` allocates, if not on ``device``: torch's meta device, which has no memory, if a converter gives
-    the layers other weights before they are loaded."""
+    the layers other weights, or memory, before they are loaded."""
 
     def parameter(self, *shape: int) -> nn.Parameter:
         """Return an uninitialised weight of ``shape``, which is not trained."""

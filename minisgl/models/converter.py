@@ -12,18 +12,15 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from torch import nn
 
 from minisgl.layers.weight_shards import WeightSource
-from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Model
-from minisgl.models.weights import Checkpoint
 
 if TYPE_CHECKING:
     from minisgl.engine.sampler import Sampler
 
-__all__ = ["Kernels", "ModelConverter", "Quantization", "convert", "load_converted"]
+__all__ = ["Kernels", "ModelConverter", "convert", "load_converted"]
 
 
 class ModelConverter:
@@ -41,22 +38,6 @@ class ModelConverter:
 
     def prepare(self, model: nn.Module, rows: int) -> None:
         """Compile what steps of 1 to ``rows`` tokens need. Called once, before the KV pool is allocated."""
-
-
-class Quantization(ModelConverter):
-    """What the group ``quantization`` builds: weights in another form than numbers of the model's dtype."""
-
-    def read(self, config: ModelConfig, quantize: bool) -> None:
-        """Read ``quantization_config`` of config.json, if it has one. Called first.
-
-        ``quantize`` says that the option ``quantize`` asks for this form: then weights in another form are converted
-        while they are loaded. Raises `ConfigError` for a form that can't be read.
-        """
-        raise NotImplementedError
-
-    def open(self, path: str | Path) -> Checkpoint:
-        """Open the checkpoint in the directory ``path``."""
-        return Checkpoint(path)
 
 
 class Kernels(ModelConverter):
@@ -79,21 +60,11 @@ def convert(model: nn.Module, classes: Mapping[type, type]) -> None:
             module.__class__ = new
 
 
-def load_converted(
-    model: Model, source: WeightSource, converters: Sequence[ModelConverter], device: torch.device
-) -> None:
-    """Load the weights of a model that has just been built, with what the converters change before and after it.
-
-    Weights that are on torch's meta device after a `Quantization` get memory on ``device``: see
-    `minisgl.layers.context.Context.weights`.
-    """
+def load_converted(model: Model, source: WeightSource, converters: Sequence[ModelConverter]) -> None:
+    """Load the weights of a model that has just been built, with what the converters change before and after it."""
     module = model if isinstance(model, nn.Module) else nn.Module()
     for converter in converters:
         converter.before_loading(module)
-        for parameter in module.parameters() if isinstance(converter, Quantization) else ():
-            if parameter.is_meta:
-                real = nn.Parameter(torch.empty_like(parameter, device=device), requires_grad=False)
-                torch.utils.swap_tensors(parameter, real)
     model.load(source)
     for converter in converters:
         converter.after_loading(module)

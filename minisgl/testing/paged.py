@@ -19,13 +19,14 @@ from minisgl.kvcache.pool import KVPool
 from minisgl.layers import Context
 from minisgl.layers.weight_shards import WeightSource
 from minisgl.models.config import ModelConfig
-from minisgl.models.converter import Kernels, ModelConverter, Quantization, load_converted
+from minisgl.models.converter import Kernels, ModelConverter, load_converted
 from minisgl.models.decoder import Model
 from minisgl.models.weights import Checkpoint
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.models.dummy import Dummy
-from minisgl.plugins.models.quantized import quantization_of
+from minisgl.plugins.models.quantized import InMemory, quantization_of
 from minisgl.plugins.moe import MoeBackend
+from minisgl.plugins.quantization.base import Quantization
 
 __all__ = ["PagedModel", "Row"]
 
@@ -93,7 +94,7 @@ class PagedModel:
                 build_part=lambda group: fp8_gemm or _make(manager, group, device=device),
             )
             quantization.read(self.config, bool(quantize))
-            converters.append(quantization)
+            converters.append(InMemory(quantization, device))
         part: Kernels = manager.build("kernels", manager.make("kernels", kernels), device=device)
         converters.append(part)
         self.ctx = ctx = Context(comm, self.attention, device, dtype, lambda _: moe)
@@ -102,10 +103,10 @@ class PagedModel:
         self.model: Model = kind(self.config, ctx)
         self.bytes_read = 0
         if source is not None or isinstance(path, ModelConfig):
-            load_converted(self.model, source or Dummy(), converters, device)
+            load_converted(self.model, source or Dummy(), converters)
         else:
             with Checkpoint(path) if quantization is None else quantization.open(path) as checkpoint:
-                load_converted(self.model, checkpoint, converters, device)
+                load_converted(self.model, checkpoint, converters)
                 self.bytes_read = checkpoint.bytes_read
         self.layers = self.model.attention_layers()
         columns = -(-max_seq_len // page_size)

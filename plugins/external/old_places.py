@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 MOVED = MappingProxyType(
     {
         "minisgl.layers": {"MoELayer": "minisgl.plugins.models.experts"},
+        "minisgl.models.converter": {"Quantization": "minisgl.plugins.quantization.base"},
         "minisgl.moe": {"MoeBackend": "minisgl.plugins.moe"},
         "minisgl.scheduler": {"DraftProposer": "minisgl.plugins.speculation"},
         "minisgl.scheduler.base": {

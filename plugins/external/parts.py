@@ -42,7 +42,7 @@ PARTS: Mapping[str, PartSpec] = MappingProxyType(
         ),
         "kernels": PartSpec("`minisgl.models.converter.Kernels`", _EACH_RANK, _DEVICE),
         "quantization": PartSpec(
-            "`minisgl.models.converter.Quantization`",
+            "`minisgl.plugins.quantization.base.Quantization`",
             f"{_EACH_RANK}; only if config.json has a ``quantization_config``, or with the option ``quantize``. The "
             "class attribute ``methods`` of the dataclass lists the values of ``quant_method`` that the part reads",
             {

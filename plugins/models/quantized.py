@@ -5,27 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import nn
+
 from minisgl.config import QUANTIZE, Config, ConfigError
 from minisgl.hooks import hookimpl
+from minisgl.models.converter import ModelConverter
 from minisgl.models.resolve import resolve_model
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import torch
-
     from minisgl.layers import Context
     from minisgl.models.config import ModelConfig
-    from minisgl.models.converter import Quantization
     from minisgl.plugin_manager.manager import PluginManager
 
 
 @hookimpl(trylast=True)
 def minisgl_convert_model(
     config: Config, manager: PluginManager, model: ModelConfig, ctx: Context
-) -> Quantization | None:
-    """Build the part, if the checkpoint has quantised weights or ``quantize`` asks for them."""
-    return build_quantization(config, manager, resolve_model(config.model), model, ctx.device, ctx.dtype, ctx.part)
+) -> ModelConverter | None:
+    """Build the part, if the checkpoint has quantised weights or ``quantize`` asks for them.
+
+    The layers are then built without memory: the part gives them other weights.
+    """
+    path = resolve_model(config.model)
+    quantization = build_quantization(config, manager, path, model, ctx.device, ctx.dtype, ctx.part)
+    if quantization is None:
+        return None
+    ctx.weights = torch.device("meta")
+    return InMemory(quantization, ctx.device)
 
 
 def build_quantization(
@@ -36,7 +45,7 @@ def build_quantization(
     device: torch.device,
     dtype: torch.dtype,
     build_part: Callable[[str], Any],
-) -> Quantization | None:
+) -> ModelConverter | None:
     """Build what reads the quantised weights of a checkpoint, or quantises weights. None: there is neither.
 
     Raises `ConfigError` if no plugin reads weights of this form, or if they are to be quantised and have experts.
@@ -60,7 +69,7 @@ def build_quantization(
             raise ConfigError(f"its weights are in {name} already, so quantize={config.quantize} can't be used.")
         if options is None:
             options = manager.make("quantization", name)
-        quantization: Quantization = manager.build(
+        quantization: Any = manager.build(
             "quantization",
             options,
             device=device,
@@ -70,7 +79,28 @@ def build_quantization(
         quantization.read(model, quantize)
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from None
-    return quantization
+    converter: ModelConverter = quantization
+    return converter
+
+
+class InMemory(ModelConverter):
+    """A quantization of a model that was built without memory (`minisgl.layers.context.Context.weights`).
+
+    What the quantization leaves as it is gets memory on ``device`` before the next converter sees it.
+    """
+
+    def __init__(self, quantization: ModelConverter, device: torch.device):
+        self.quantization, self.device = quantization, device
+        self.open, self.after_loading = quantization.open, quantization.after_loading  # type: ignore[method-assign]
+        self.prepare = quantization.prepare  # type: ignore[method-assign]
+
+    def before_loading(self, model: nn.Module) -> None:
+        """Let the quantization change the layers, and give memory to weights that have none."""
+        self.quantization.before_loading(model)
+        for parameter in model.parameters():
+            if parameter.is_meta:
+                real = nn.Parameter(torch.empty_like(parameter, device=self.device), requires_grad=False)
+                torch.utils.swap_tensors(parameter, real)
 
 
 def quantization_of(stored: object, manager: PluginManager) -> str:

@@ -17,7 +17,8 @@ from minisgl.config import ConfigError
 from minisgl.hooks import hookimpl
 from minisgl.layers.linear import LinearColParallelMerged, LinearQKVMerged, LinearRowParallel
 from minisgl.models.config import ModelConfig
-from minisgl.models.converter import Quantization, convert
+from minisgl.models.converter import convert
+from minisgl.plugins.quantization.base import Quantization
 
 BLOCK = 32
 """Columns with a common scale."""

@@ -17,7 +17,7 @@ from minisgl.hooks import hookimpl
 if TYPE_CHECKING:
     import torch
 
-    from minisgl.models.converter import Quantization
+    from minisgl.plugins.quantization.base import Quantization
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from minisgl.hooks import hookimpl
 
 if TYPE_CHECKING:
-    from minisgl.models.converter import Quantization
+    from minisgl.plugins.quantization.base import Quantization
 
 
 @dataclass

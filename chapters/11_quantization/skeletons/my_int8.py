@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test int8     (`hint int8` for a hint)
 Serve it:  python -m minisgl quantize=int8 plugins=my_int8.py quantization=mine
 """
 
-# minisgl lab int8, skeleton ec2a33b1df (minisgl 0.2.0)
+# minisgl lab int8, skeleton c8a7348a54 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from minisgl.config import ConfigError
 from minisgl.hooks import hookimpl
 from minisgl.layers.linear import LinearColParallelMerged, LinearQKVMerged, LinearRowParallel
 from minisgl.models.config import ModelConfig
-from minisgl.models.converter import Quantization, convert
+from minisgl.models.converter import convert
+from minisgl.plugins.quantization.base import Quantization
 
 BLOCK = 32
 """Columns with a common scale."""

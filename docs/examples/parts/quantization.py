@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from minisgl import hookimpl
-from minisgl.models.converter import Quantization
 from minisgl.models.weights import Checkpoint
+from minisgl.plugins.quantization.base import Quantization
 
 
 @dataclass

@@ -14,12 +14,12 @@ from minisgl.config import ConfigError
 from minisgl.layers.attention import AttentionLayer, RMSNormFused
 from minisgl.layers.linear import GatedMLP
 from minisgl.models.config import ModelConfig
-from minisgl.models.converter import Quantization
 from minisgl.models.decoder import DecoderLayer
 from minisgl.models.weights import Checkpoint
 from minisgl.plugins.kernels.ops.fp8_gemm import CompiledFp8Gemm, Fp8Gemm
 from minisgl.plugins.kernels.ops.norm import prepare
 from minisgl.plugins.models.experts import MoELayer
+from minisgl.plugins.quantization.base import Quantization
 from minisgl.plugins.quantization.e4m3.checkpoint import Fp8Checkpoint
 from minisgl.plugins.quantization.e4m3.experts import Fp8Experts, refuse
 from minisgl.plugins.quantization.e4m3.layers import LINEAR, Fp8AttentionLayer, Fp8Linear, Fp8MLP, Fp8NormFused

@@ -10,10 +10,10 @@ from torch import nn
 from minisgl.config import ConfigError
 from minisgl.layers.weight_shards import WeightShard, WeightSource
 from minisgl.models.config import ModelConfig
-from minisgl.models.converter import Quantization
 from minisgl.models.weights import Checkpoint
 from minisgl.plugins.kernels.ops.cpp import grouped as cpp
 from minisgl.plugins.kernels.ops.grouped import GroupedWeight
+from minisgl.plugins.quantization.base import Quantization
 from minisgl.plugins.quantization.ggml.checkpoint import GgufCheckpoint
 from minisgl.plugins.quantization.grouped.layers import convert_layers
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     import torch
 
-    from minisgl.models.converter import Quantization
+    from minisgl.plugins.quantization.base import Quantization
 
 __all__ = ["IntegerOptions"]
 

@@ -8,8 +8,8 @@ from torch import nn
 from minisgl.config import ConfigError
 from minisgl.layers.weight_shards import WeightShard, WeightSource
 from minisgl.models.config import ModelConfig
-from minisgl.models.converter import Quantization
 from minisgl.plugins.kernels.ops.grouped import BLOCK, GroupedWeight, quantize
+from minisgl.plugins.quantization.base import Quantization
 from minisgl.plugins.quantization.grouped.layers import GroupedEmbedding, convert_layers
 
 __all__ = ["GroupedConverter"]

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from minisgl.config import ConfigError
-from minisgl.models.converter import Quantization
 from minisgl.models.weights import Checkpoint
+from minisgl.plugins.quantization.base import Quantization
 
 if TYPE_CHECKING:
     from torch import nn

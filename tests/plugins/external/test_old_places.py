@@ -9,6 +9,7 @@ from pathlib import Path
 PLUGIN = """
 from minisgl import hookimpl
 from minisgl.layers import MoELayer
+from minisgl.models.converter import Quantization
 from minisgl.moe import MoeBackend
 from minisgl.scheduler import DraftProposer
 from minisgl.scheduler.base import DraftProposer as Same, mask_of
@@ -38,6 +39,7 @@ def test_a_plugin_finds_moved_names(tmp_path: Path) -> None:
     for place, name in (
         ("minisgl.plugins.models.experts", "MoELayer"),
         ("minisgl.plugins.moe", "MoeBackend"),
+        ("minisgl.plugins.quantization.base", "Quantization"),
         ("minisgl.plugins.speculation", "DraftProposer"),
         ("minisgl.plugins.constraint.base", "mask_of"),
     ):
