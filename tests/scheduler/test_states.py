@@ -60,7 +60,7 @@ def test_planted_bug_is_found(what: str, tmp_path: Path) -> None:
 def test_traces_of_random_schedules(tmp_path: Path) -> None:
     """The trace checker raises no false alarm. A trace without loads and saves has no line for them."""
     loads = 0
-    for seed in range(12):
+    for seed in range(6):
         path = tmp_path / f"{seed}.jsonl"
         assert trace_of(lambda seed=seed: soak.run(seed, states=True), soak, path) is None  # type: ignore[misc]
         trace = read(path)

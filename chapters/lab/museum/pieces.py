@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.resources
+import random
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from minisgl.config import ConfigError
@@ -93,7 +96,7 @@ class Piece:
             if text.count(right) != 1:
                 raise ValueError(f"piece {self.name}: {right!r} is {text.count(right)} times in {self.base}.py")
             text = text.replace(right, wrong)
-        return f"# minisgl lab: break {self.name}\n{text}"
+        return f"# minisgl lab: break {self.name}\n{_shuffled(text, self.name)}"
 
     def places(self) -> set[str]:
         """Return the functions that have the fault, as ``Class.method`` or as ``function``."""
@@ -129,6 +132,28 @@ class Piece:
             where = "before" if step < self.answers[promise] else "after"
             return f"Promise {promise} is right. But step {step} is {where} the first step in which it is broken."
         return None
+
+
+def _shuffled(text: str, seed: str) -> str:
+    """Return a module with the methods of each class in another order, `__init__` first.
+
+    Pieces with the same base would otherwise differ only in their faults.
+    """
+    text = re.sub(r"    # ---- .*\n\n", "", text)  # headings of methods that are no longer together
+    lines, rng = text.splitlines(keepends=True), random.Random(seed)
+    for node in reversed(ast.parse(text).body):
+        if not isinstance(node, ast.ClassDef):
+            continue
+        ends = [each.end_lineno or 0 for each in node.body]
+        first = next((i for i, each in enumerate(node.body) if isinstance(each, ast.FunctionDef)), len(ends))
+        if first in (0, len(ends)) or not all(isinstance(each, ast.FunctionDef) for each in node.body[first:]):
+            continue
+        parts = [lines[begin:end] for begin, end in pairwise(ends[first - 1 :])]
+        names = [each.name for each in node.body[first:] if isinstance(each, ast.FunctionDef)]
+        places = {name: (name != "__init__", rng.random()) for name in names}
+        order = sorted(range(len(names)), key=lambda i: places[names[i]])
+        lines[ends[first - 1] : ends[-1]] = [line for i in order for line in parts[i]]
+    return "".join(lines)
 
 
 @functools.cache
