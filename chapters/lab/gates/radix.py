@@ -388,8 +388,8 @@ def same_times(student: Student) -> None:
     cache.insert(None, Key(None, ids + 3), 0, ids + 3)
     if not hasattr(cache, "_split") or not hasattr(node, "stamp"):
         return
-    counts_users = isinstance(getattr(node, "users", None), int)
-    if counts_users:
+    counts_users = not student.by_messages and isinstance(getattr(node, "users", None), int)
+    if counts_users:  # in another process, nothing can be set: gates *lock* and *evict* see the users there
         node.users = 2
     upper = cache._split(node, 1)
     if upper is None or not hasattr(upper, "stamp"):
