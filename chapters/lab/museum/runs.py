@@ -42,7 +42,7 @@ from minisgl.testing.traced import traced
 from minisgl.testing.truth import expected_output
 from minisgl.testing.violation import SimViolation
 from minisgl.trace.check import check
-from minisgl.trace.events import Add
+from minisgl.trace.events import Add, Batch
 from minisgl.trace.read import read
 from minisgl.trace.violation import Violation
 
@@ -218,6 +218,8 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
         waits = waits_of(Path(request["trace"]), report)
         longest = max(waits, key=lambda uid: waits[uid], default=0)
         counted = {"requests": len(report.tokens), "answered": len(report.finished), "steps": report.counts.steps}
+        if error is not None and not isinstance(error, PoolNotWholeError):  # with the steps whose result was not read
+            counted["steps"] = sum(isinstance(event, Batch) for event in read(Path(request["trace"])))
         last = error is None or isinstance(error, PoolNotWholeError)  # whether the trace has the request for the pool
         shown = {"symptom": symptom(error, report.steps), "longest": [longest, waits.get(longest, 0)], "last": last}
         return {**shown, **counted}
