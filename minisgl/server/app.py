@@ -1,4 +1,4 @@
-"""The HTTP routes: chats of the OpenAI API, ``/v1/models``, ``/health`` and ``/ready``.
+"""The HTTP routes: chats of the OpenAI API, and ``/health``.
 
 A chat in one look: `Api.read` parses its body, `Api.generate` submits it to the dispatcher and streams the replies.
 Extensions (`minisgl.server.extension`) add other routes with the same methods. Every error response is an OpenAI error
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -176,9 +175,9 @@ def create_app(api: Api) -> ASGIApp:
     """Build the ASGI application of the API server. It has no global state: all it uses is ``api``."""
     routes = FastAPI(title="minisgl", version=__version__, openapi_url=None)
     guarded = fastapi.APIRouter(dependencies=[fastapi.Depends(api.check_key)])
-    _add_openai_routes(guarded, api)
+    _add_chat(guarded, api)
     probes = fastapi.APIRouter()
-    _add_probes(probes, api)
+    _add_health(probes, api)
     for extension in api.extensions:
         extension.add_routes(guarded, api)
         extension.add_probes(probes, api)
@@ -204,42 +203,19 @@ def wrapped(app: ASGIApp, extensions: Sequence[HttpExtension]) -> ASGIApp:
     return observed
 
 
-def _add_openai_routes(router: fastapi.APIRouter, api: Api) -> None:
-    dispatcher, started = api.dispatcher, int(time.time())
-
+def _add_chat(router: fastapi.APIRouter, api: Api) -> None:
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         body, chat = await api.read(request, api.chat_request, api.prepare_chat)
         api.check_model(body.model)
         return await api.chat(request, chat, api.chat_builder(**api.builder_options(request, body)))
 
-    def model_card() -> dict[str, object]:
-        if dispatcher.spec is None:  # clients take a model card as the sign that the server is ready
-            raise dispatcher.unavailable()
-        card = {"id": api.model, "object": "model", "created": started, "owned_by": "minisgl"}
-        return {**card, "max_model_len": dispatcher.max_seq_len}
 
-    @router.api_route("/v1/models", methods=GET_OR_HEAD)
-    async def models() -> Response:
-        return Json({"object": "list", "data": [model_card()]})
-
-    @router.api_route("/v1/models/{name:path}", methods=GET_OR_HEAD)
-    async def model(name: str) -> Response:
-        api.check_model(name)
-        return Json(model_card())
-
-
-def _add_probes(router: fastapi.APIRouter, api: Api) -> None:
+def _add_health(router: fastapi.APIRouter, api: Api) -> None:
     @router.api_route("/health", methods=GET_OR_HEAD)
     async def health() -> Response:
         api.check_healthy()
         return Json({"status": "ok"})
-
-    @router.api_route("/ready", methods=GET_OR_HEAD)
-    async def ready() -> Response:
-        api.check_healthy()
-        api.dispatcher.check_open(1)
-        return Json({"status": "ready"})
 
 
 def _add_error_handlers(app: FastAPI) -> None:

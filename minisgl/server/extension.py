@@ -89,7 +89,7 @@ class HttpExtension:
     def check_fields(self, kind: type, fields: dict[str, msgspec.Raw]) -> None:
         """Check the parameters of a body of type ``kind`` before they are decoded. Raise `ApiError` to refuse them.
 
-        It may remove parameters that have no effect from ``fields``.
+        It may change ``fields``, and remove parameters that have no effect.
         """
 
     def check_body(self, body: msgspec.Struct, max_seq_len: int) -> None:

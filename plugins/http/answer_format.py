@@ -14,11 +14,10 @@ import msgspec
 
 from minisgl import hookimpl
 from minisgl.config import Config
-from minisgl.plugins.http.apis.parameters import FullGenerateRequest
+from minisgl.plugins.http.apis.parameters import FullGenerateRequest, decode_field
 from minisgl.sampling_params import Grammar, shorten
 from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension
-from minisgl.server.parsing import decode_field
 
 MAX_BYTES = 60 << 10
 """The largest size of a parameter."""

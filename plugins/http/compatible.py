@@ -18,12 +18,12 @@ from minisgl import hookimpl
 from minisgl.config import Config
 from minisgl.plugins.http.apis.chat_template import model_template
 from minisgl.plugins.http.apis.completion import CompletionRequest
-from minisgl.plugins.http.apis.parameters import FullChatRequest, FullStreamOptions
+from minisgl.plugins.http.apis.parameters import FullChatRequest, FullStreamOptions, decode_field, with_whole_numbers
 from minisgl.sampling_params import shorten
 from minisgl.server.app import Api
 from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension, Stats
-from minisgl.server.parsing import decode_field, fields_of, unknown_parameter
+from minisgl.server.parsing import fields_of, unknown_parameter
 
 HINTS: Mapping[str, str] = MappingProxyType(
     {
@@ -139,7 +139,10 @@ def minisgl_http(config: Config) -> HttpExtension:
 
 
 class Compatible(HttpExtension):
-    """Removes hints and parameters without effect from the bodies of requests, and counts the hints."""
+    """Removes hints and parameters without effect from the bodies of requests, and counts the hints.
+
+    A number such as 3.0 is an integer, as in JSON.
+    """
 
     def __init__(self) -> None:
         self._variables: frozenset[str] = frozenset()  # of the chat template
@@ -167,6 +170,8 @@ class Compatible(HttpExtension):
                 if name == "best_of":
                     neutral = (decode_field("n", fields["n"]) if "n" in fields else 1,)
                 _check_neutral(name, value, refused[name].reason, neutral)
+        for name in fields:
+            fields[name] = with_whole_numbers(name, fields[name])
         if "stream_options" in known & fields.keys():
             options = decode_field("stream_options", fields["stream_options"])
             if isinstance(options, dict):

@@ -202,22 +202,31 @@ def test_other_bodies_are_refused(run_app: RunApp, name: str, value: str, status
     run_app(test)
 
 
-@pytest.mark.parametrize("number", ["1e999", "-1e400", "NaN", "Infinity", "-Infinity", "9" * 400 + ".0"])
+@pytest.mark.parametrize("number", ["1e999", "-1e400", "9" * 400 + ".0"])
 @pytest.mark.parametrize("form", ['"temperature":N', '"logit_bias":{"5": N }', '"stop_token_ids":[1, N]', '"other":N'])
 def test_numbers_that_json_does_not_have(number: str, form: str) -> None:
-    with pytest.raises(ApiError, match="no number beyond") as error:
+    with pytest.raises(ApiError, match=r"out of range|unsupported|Unrecognized") as error:
         parse(f'{{"prompt":"a NaN, b",{form.replace("N", number)}}}'.encode(), CompletionRequest)
     name = form.split('"')[1]
     assert (error.value.status, error.value.param) == (400, name)
-    assert error.value.message.startswith(name)
+    assert name in error.value.message
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_values_that_are_no_numbers(number: str) -> None:
+    with pytest.raises(ApiError, match="not valid JSON") as error:
+        parse(f'{{"prompt":"a","temperature":{number}}}'.encode(), CompletionRequest)
+    assert error.value.status == 400
 
 
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ('{"prompt":"x"}'.encode("utf-16"), "UTF-16"),
-        ('{"prompt":"x"}'.encode("utf-32-le"), "UTF-16"),
-        (b'{"prompt":"\xff"}', "prompt is not valid JSON: it must be in UTF-8"),
+        ('{"prompt":"x"}'.encode("utf-16"), "not valid JSON"),
+        ('{"prompt":"x"}'.encode("utf-32-le"), "not valid JSON"),
+        (b'{"prompt":"\xff"}', "not valid JSON"),
+        (b'{"prompt":"\\ud83d"}', "not valid JSON"),
+        (b"[1]", "Expected `object`"),
         (b'{"prompt":"a, NaN, b",}', "trailing comma"),
         (b"prompt=x", "not valid JSON"),
         (b"{" + b",".join(b'"a%d":null' % i for i in range(300)) + b"}", "more than 256 parameters"),

@@ -36,8 +36,7 @@ from minisgl.message import (
 )
 from minisgl.plugins.http.apis.logprobs import PromptLogprob
 from minisgl.plugins.observer.json_lines import JsonFormatter
-from minisgl.plugins.tokenizer.exact.lengths import MAX_CHARS_PER_TOKEN
-from minisgl.plugins.tokenizer.exact.tokenizer import BEGIN_CHARS_PER_TOKEN, ExactTokenizer
+from minisgl.plugins.tokenizer.exact.tokenizer import BEGIN_CHARS_PER_TOKEN, MAX_CHARS_PER_TOKEN, ExactTokenizer
 from minisgl.server.text_process import TextWorker, warm_up, with_read_variables
 from minisgl.tokenizer import Tokenizer
 from minisgl.tokenizer.chat import ChatTemplate

@@ -230,3 +230,45 @@ def _token_id(text: str) -> int:
     if not re.fullmatch(r"-?[0-9]{1,19}", text):
         raise ApiError(400, f"logit_bias: {reprlib.repr(text)} is not a token id.", "logit_bias", "invalid_value")
     return int(text)
+
+
+# ---- parameters that are not decoded yet: `HttpExtension.check_fields` -------------------------------------------
+
+
+def decode_field(name: str, raw: msgspec.Raw) -> Any:
+    """Return the value of a parameter. Raise `ApiError`, which names the parameter, if it is not valid JSON."""
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.ValidationError:  # the only one for a value without a type
+        what = "has a number that is out of range: JSON has no number beyond 1.8e308."
+    except UnicodeDecodeError as error:
+        what = f"is not valid JSON: it must be in UTF-8 ({error.reason})."
+    except msgspec.DecodeError:  # the value is complete, so only an escape in a string may be wrong
+        what = r"is not valid JSON: an escape such as \ud83d, one half of a surrogate pair, is no character."
+    except RecursionError:
+        what = "has too many nested lists and objects."
+    name = shorten(name)
+    raise ApiError(400, f"{name} {what}", name, "invalid_value")
+
+
+def with_whole_numbers(name: str, raw: msgspec.Raw) -> msgspec.Raw:
+    """Return a parameter with integers in place of numbers such as 3.0: JSON makes no difference.
+
+    So are the numbers in a list, and in lists in it. Raise `ApiError` as `decode_field`.
+    """
+    data = bytes(memoryview(raw)) if bytes(memoryview(raw)[:1]) in _NUMBERS else b""
+    if b'"' in data or not (b"." in data or b"e" in data or b"E" in data):
+        return raw
+    return msgspec.Raw(msgspec.json.encode(_whole(decode_field(name, raw))))
+
+
+_NUMBERS = frozenset(b"%c" % character for character in b"-[0123456789")
+"""How a number or a list begins."""
+
+
+def _whole(value: Any, depth: int = 2) -> Any:
+    """Return a number such as 3.0 as an integer. ``depth`` is how many lists may be inside each other."""
+    if depth and isinstance(value, list):
+        changed = {float, list} if depth > 1 else {float}
+        return value if changed.isdisjoint(map(type, value)) else [_whole(each, depth - 1) for each in value]
+    return int(value) if isinstance(value, float) and abs(value) < 2**53 and value.is_integer() else value

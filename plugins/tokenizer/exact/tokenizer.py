@@ -23,7 +23,6 @@ import tokenizers
 from minisgl.config import ConfigError
 from minisgl.message import ChatPrompt
 from minisgl.plugins.tokenizer.exact.continued import cut_at_tag, with_tag
-from minisgl.plugins.tokenizer.exact.lengths import check_num_chars
 from minisgl.plugins.tokenizer.exact.load import load_tokenizer
 from minisgl.plugins.tokenizer.exact.messages import PrivateCharacters, map_strings, map_texts, normalize, texts_of
 from minisgl.plugins.tokenizer.exact.streams import CleanStream, TokenStream, clean_up, is_local
@@ -39,6 +38,8 @@ from minisgl.tokenizer.chat import Message, strings_of
 from minisgl.tokenizer.text_stream import WholeStream
 from minisgl.tokenizer.tokenizer import Tokenizer, decoder_parts, template_source
 
+MAX_CHARS_PER_TOKEN = 16
+"""The largest number of characters of a text for each token that the server allows for a request."""
 BEGIN_CHARS_PER_TOKEN = 8
 """The number of characters of the beginning of a text, for each token that is allowed. It is tokenized first."""
 _BRACKETS = {"<": ">", "[": "]", "{": "}", "(": ")"}
@@ -191,6 +192,31 @@ class ExactTokenizer(Tokenizer):
         """Return the text of token ids. Ids outside the tokenizer's vocabulary add no text."""
         text = self.decode_raw(ids, skip_special_tokens)
         return clean_up(text) if self.clean_up_spaces else text
+
+
+def check_num_chars(prompt: str | ChatPrompt, max_tokens: int, max_token_chars: int) -> None:
+    """Raise `InvalidRequestError` for a text, or a chat whose strings together, are too long for ``max_tokens``.
+
+    ``max_token_chars`` is the number of characters of the longest token: n characters are at least
+    n / max_token_chars tokens. Tokenizing a very long text would delay all other requests: 1 MiB takes about a second.
+    `minisgl.plugins.http.bounds` has refused a chat with too many parts before.
+    """
+    most = min(max_token_chars, MAX_CHARS_PER_TOKEN) * max_tokens
+    if isinstance(prompt, str):
+        if len(prompt) > most:
+            what = f"The prompt has {len(prompt)} characters, and at most {most} are tokenized; a plain prompt may be "
+            raise too_long("prompt", max_tokens, f"{what}sent as token ids.")
+        return
+    num_chars = 0
+    todo: list[Any] = [*prompt.messages, prompt.chat_template_kwargs, prompt.tools]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, str):
+            num_chars += len(value)
+        else:
+            todo += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if num_chars > most:
+        raise too_long("messages", max_tokens, f"The messages have {num_chars} characters, more than {most}.")
 
 
 class ClientText:
