@@ -41,7 +41,7 @@ def gated_delta(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor
     from_state = masked(total, ids == before)[..., None]
     to_end = masked(total[..., -1:] - total, ids == ids[..., -1:])[..., None]
     whole = masked(total[..., -1:], ids[..., -1:] == before)[..., None]
-    solved = UnitInverse.apply((k @ k.mT) * past.tril(-1) * beta[..., None])
+    solved: Tensor = UnitInverse.apply((k @ k.mT) * past.tril(-1) * beta[..., None])  # type: ignore[no-untyped-call]
     w = solved @ (beta[..., None] * from_state * k)  # u = fresh - w @ S for the state S before the chunk
     fresh = solved @ (beta[..., None] * v)
     leaving = (k * to_end).mT
@@ -50,7 +50,8 @@ def gated_delta(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor
     states = scan(step.reshape(*flat, *step.shape[-2:]), (leaving @ fresh).reshape(*flat, *step.shape[-1:], dv))
     states = states.view(*step.shape[:-1], dv)
     read = (from_state * q) @ states + ((q @ k.mT) * past) @ (fresh - w @ states)
-    return read.permute(1, 0, 4, 2, 3, 5).reshape(rows, -1, heads, dv)[:, :length]
+    out: Tensor = read.permute(1, 0, 4, 2, 3, 5).reshape(rows, -1, heads, dv)[:, :length]
+    return out
 
 
 def _chunks(x: Tensor, missing: int, key_heads: int) -> Tensor:
@@ -96,8 +97,8 @@ class UnitInverse(torch.autograd.Function):
         return known
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
-        (known,) = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        known: Tensor = ctx.saved_tensors[0]
         return -(known.mT @ grad @ known.mT).tril(-1)
 
 

@@ -164,7 +164,8 @@ def _packed_linear_attention(self: Any, hidden_states: Tensor, documents: Tensor
     with torch.autocast(mixed.device.type, enabled=False):
         read = gated_delta(q * self.head_k_dim**-0.5, k, v, beta, log_decay, documents)
     gate = self.in_proj_z(hidden_states).view(read.shape)
-    return self.out_proj(self.norm(read.to(mixed.dtype), gate).flatten(2))
+    out: Tensor = self.out_proj(self.norm(read.to(mixed.dtype), gate).flatten(2))
+    return out
 
 
 def _dense_mixture(self: Any, hidden: Tensor) -> Tensor:
