@@ -665,7 +665,7 @@ def measure_stretch(student: Student) -> tuple[str, bool]:
     """Measure the rows of padding of the student's buckets for a server that is quiet half the time."""
     padded, graphs, eager = padding(student)
     counted = f"{padded:.2f} {TIMES}, {graphs} graphs" + (f", {eager:,} steps without one" if eager else "")
-    return counted, padded <= MOST_PADDING and graphs <= MOST_GRAPHS and not eager
+    return counted, round(padded, 2) <= MOST_PADDING and graphs <= MOST_GRAPHS and not eager
 
 
 STRETCH = Stretch(

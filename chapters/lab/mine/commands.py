@@ -150,7 +150,8 @@ def after_lab(folder: Folder, lab: Lab) -> str:
     if at:
         before, after = measure(rungs[at - 1 : at + 1])
         changed = changes(before, after)
-        text += f"\nWhat {lab.lab} changed in it, counted: {', '.join(changed)}." if changed else ""
+        if changed:
+            text += f"\nWhat {lab.lab} changed in it, counted: {', '.join(changed)}. Most ideas have a price."
     return text
 
 

@@ -70,6 +70,19 @@ def test_gates_that_run_alone_are_kept(tmp_path: Path, capsys: pytest.CaptureFix
     assert "1 of 7 gates green, next: plan" in capsys.readouterr().out
 
 
+def test_only_the_number_to_beat(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``test --beat`` runs no gate, and its result is kept for the card."""
+    path = tmp_path / "my_policy.py"
+    path.write_text(solution(find("policy")))
+    assert main(["test", "policy", "--dir", str(tmp_path), "--beat", "--seed", "1"]) == 0
+    assert re.fullmatch(r"Yours: worst gap \d+ tokens in \d+ steps; .*: not beaten yet\.\n", capsys.readouterr().out)
+    assert Folder(tmp_path).recall()["policy"]["stretch"]["beaten"] is False
+    with pytest.raises(SystemExit) as refused:
+        main(["test", "capstone", "--dir", str(tmp_path), "--beat"])
+    assert refused.value.code == 2
+    assert "no number to beat" in capsys.readouterr().err
+
+
 def test_a_red_gate_replaces_a_green_one(tmp_path: Path) -> None:
     folder, lab = finish(tmp_path, ["policy"]), find("policy")
     report = Report(lab, str(tmp_path / lab.file), fingerprint(tmp_path / lab.file), 1)
