@@ -309,7 +309,7 @@ class LLM:
                 except InvalidRequestError:
                     self._cancel(outputs)
                     raise
-            except InvalidRequestError:
+            except InvalidRequestError:  # refused before anything changed, so this LLM stays open
                 raise
             except BaseException as error:
                 self._close_after(error)

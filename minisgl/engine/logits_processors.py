@@ -29,6 +29,8 @@ class LogitsProcessor:
     """Fields of `SamplingParams`. A request uses the processor if one of them does not have its default value, and if
     `serves` agrees."""
     flag = 0  # set by `Sampler.add`: the rows of a `SamplePlan` that use the processor are its ``rows[flag]``
+    order = 50
+    """Processors are applied in this order, the lowest number first. The shipped ones have 0 to 20 and 60 to 80."""
     after_temperature = False
     """Whether it is applied after the temperature, and only to rows that are not greedy; or before."""
 

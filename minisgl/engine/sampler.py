@@ -59,10 +59,11 @@ class Sampler:
         self._hashes: Tensor | None = None  # `token_hashes`, made for the first request that is not greedy
 
     def add(self, processor: LogitsProcessor) -> None:
-        """Add a processor, before the first request. Those added before it are applied before it."""
+        """Add a processor, before the first request."""
         flag = processor.flag = self.groups[-1] << 1
         self.groups.append(flag)
-        self.processors[flag] = processor
+        processors = {**self.processors, flag: processor}
+        self.processors = dict(sorted(processors.items(), key=lambda item: item[1].order))
         if processor.after_temperature:
             self._filters |= flag
 

@@ -1,8 +1,8 @@
 """`PluginManager`: the plugins of one engine. It loads them, and calls their hooks to build the engine's parts.
 
 A built-in plugin is loaded when it is needed: the module ``minisgl.plugins.cache.radix`` when an option says
-``cache=radix``. The functions that find and check a plugin are in `minisgl.plugin_manager.discovery`.
-`minisgl.options.compose` builds a `Config` from the arguments of a command line.
+``cache=radix``. The functions that find and check it are in `minisgl.plugin_manager.discovery`, those for plugins of
+other people in `minisgl.plugins.external`. `minisgl.options.compose` builds a `Config` from a command line.
 """
 
 from __future__ import annotations

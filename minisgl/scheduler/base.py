@@ -102,7 +102,8 @@ class SchedulerPolicy(Protocol):
         guard lets the requests of groups take turns. Without priorities, that is the order of arrival. Its entries are
         computed when they are read, in some microseconds each, so read no more of a long queue than the step can admit.
         The shipped policies stop at the first request that does not fit, and `minisgl.plugins.scheduler` bounds how
-        many requests they skip. ``running`` is in order of admission.
+        many requests they skip. ``running`` is in order of admission. A running prompt owns its pages, and never
+        waits for room that a waiting request lacks.
 
         An empty plan means that no request should compute now. If no step is in flight either, the scheduler still runs
         the earliest admitted request that fits, or else the oldest waiting one.

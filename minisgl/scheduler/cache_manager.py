@@ -74,8 +74,8 @@ class AdmissionCost(NamedTuple):
 class CacheManager:
     """The page allocator and the request table of one scheduler, kept consistent with each other.
 
-    The module docstring draws which pages of a request have which owner, and which method moves them. ``cache`` is the
-    prefix cache, which this class does not use.
+    The module docstring draws which pages of a request have which owner, and which method moves them. Requests share no
+    pages here: of ``cache``, only the counts are read. `minisgl.plugins.cache.prefix` has the class that uses it.
     """
 
     def __init__(self, spec: EngineSpec, cache: PrefixCache, events: Observer):

@@ -180,7 +180,7 @@ class Planner:
         req_pool_indices, num_tokens = req_pool_indices_of(reqs), np.array(tokens, np.int32)
         table, cache_manager = self.request_table, self.cache_manager
         waiting = np.flatnonzero(req_pool_indices < 0).tolist()
-        # For a waiting request, index -1 reads the table's last row, which is wrong: the next lines write its values.
+        # A waiting request has no row, and its index -1 reads the last one. The next lines replace what was read there.
         computed = table.num_computed_tokens[req_pool_indices]
         remaining = table.num_prefill_tokens[req_pool_indices] - computed
         costs = [cache_manager.admission_cost(reqs[i]).pages for i in waiting]

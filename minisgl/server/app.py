@@ -97,7 +97,8 @@ class Api:
 
     def prepare_chat(self, body: Any) -> Chat:
         """Return a chat that was read, with its prompt and the form of its answer. Raise `ApiError`."""
-        form = next((form for make in self._forms if (form := make(body)) is not None), None) or body.form()
+        answers = (make(body) for make in self._forms)
+        form = next((answer for answer in answers if answer is not None), None) or body.form()
         return Chat(body, form.prompt(body.to_prompt()), form)
 
     def builder_options(self, request: Request, body: GenerateRequest) -> dict[str, Any]:
@@ -166,7 +167,8 @@ class Api:
             admit(prompts, params, record)
         stream = self.dispatcher.submit(prompts, params, max_tokens_from_context, record.id, record.client)
         record.stream, stream.arrival = stream, record.arrival
-        builder.stream, stream.chat, stream.response_id = stream, builder.chat, builder.id
+        builder.stream = stream
+        stream.chat, stream.response_id = builder.chat, builder.id
         stream.listeners = [listener for watch in self._watch if (listener := watch(stream)) is not None]
         return stream
 

@@ -218,12 +218,8 @@ class Dispatcher:
         """
         return await self._ask(self._tokenizers[next(self._next_tokenizer)], function, arguments)
 
-    async def ask_scheduler(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Do the same with the scheduler, between two steps, where ``worker`` is its `SchedulerLoop`."""
-        return await self._ask(self._scheduler, function, arguments)
-
     async def ask_worker(self, worker: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Do the same with any of `workers`. Of ranks 1 on, ``worker`` has no more than ``inbox`` and ``manager``."""
+        """Do it with one of `workers`: the `SchedulerLoop` of rank 0; ``inbox`` and ``manager`` of other ranks."""
         return await self._ask(self._workers[worker], function, arguments)
 
     def tell_observer(self, topic: str, data: bytes) -> None:

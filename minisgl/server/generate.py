@@ -1,7 +1,8 @@
 """The responses to generation requests, in full or as a stream: their bodies, and the wait for their output.
 
 `ResponseBuilder` formats chats as the OpenAI API does; a subclass has another format, such as that of completions.
-`respond_json` and `respond_stream` wait for the output and send it, or abort if the client disconnects.
+`respond_json` and `respond_stream` wait for the output and send it, or abort if the client disconnects. A stream is a
+series of server-sent events (SSE), which `ResponseBuilder.encode` makes.
 """
 
 from __future__ import annotations

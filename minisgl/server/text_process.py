@@ -210,7 +210,7 @@ class TextWorker:
                 self.tokenizer.check_length(chat.text, self.limits.max_seq_len)
                 ids = pack_ids(self.tokenizer.encode_chat(chat))
         if not isinstance(prompt, TokensPrompt) and prompt.num_kept_tokens:
-            ids = ids[-4 * prompt.num_kept_tokens :]
+            ids = ids[-4 * prompt.num_kept_tokens :]  # packed: 4 bytes a token
         if not ids and not empty:
             raise InvalidRequestError("prompt", "The prompt is empty: it must have at least one token.")
         return ids

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from minisgl.engine.model_runner import ModelRunner, StepRunner
 
 
-@hookimpl(tryfirst=True)  # the bias is applied before the penalties, as in vLLM
+@hookimpl
 def minisgl_wrap_runner(config: Config, device: torch.device) -> Any:
     processor = LogitBias(config.max_running_requests, device)
 
@@ -35,6 +35,7 @@ class LogitBias(LogitsProcessor):
     """Keeps the biased tokens of each request-pool row, at most `SamplingParams.MAX_BIAS`."""
 
     parameters = ("logit_bias",)
+    order = 10  # before the penalties, as in vLLM
 
     def __init__(self, max_running_requests: int, device: torch.device):
         shape = (max_running_requests + 1, SamplingParams.MAX_BIAS)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from minisgl.engine.model_runner import ModelRunner, StepRunner
 
 
-@hookimpl(tryfirst=True)  # before `logit_bias`, whose name comes earlier: the first processor sees the model's logits
+@hookimpl
 def minisgl_wrap_runner(config: Config) -> Any:
     def wrap(runner: StepRunner, model_runner: ModelRunner) -> StepRunner:
         processor = SampledLogprobs(config.max_running_requests, model_runner.sampler.log_sum_exp)
@@ -43,6 +43,7 @@ class SampledLogprobs(LogitsProcessor):
     """
 
     parameters = ("logprobs",)
+    order = 0  # it sees the model's logits
 
     def __init__(self, max_running_requests: int, log_sum_exp: Callable[[Tensor], Tensor]):
         self._log_sum_exp = log_sum_exp

@@ -43,6 +43,7 @@ class MinP(LogitsProcessor):
     """Masks the tokens below the threshold. It keeps ``min_p`` of each request-pool row."""
 
     parameters = ("min_p",)
+    order = 80
     after_temperature = True
 
     def __init__(self, max_running_requests: int, device: torch.device):

@@ -49,6 +49,7 @@ class Penalties(LogitsProcessor):
     """Keeps the penalties and the history of each request-pool row."""
 
     parameters = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+    order = 20
 
     def __init__(self, max_running_requests: int, vocab_size: int, device: torch.device):
         rows = max_running_requests + 1

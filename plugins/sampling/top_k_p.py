@@ -31,7 +31,7 @@ PARTIAL_SORT_WIDTH = 256
 constant, so the floating-point sums of a row do not depend on the parameters of other rows."""
 
 
-@hookimpl  # before `min_p`, whose name comes earlier: of two hooks, the one of the plugin loaded later is called first
+@hookimpl
 def minisgl_wrap_runner(config: Config) -> Any:
     def wrap(runner: StepRunner, model_runner: ModelRunner) -> StepRunner:
         add_top_k_p(model_runner.sampler, config.max_running_requests)
@@ -53,6 +53,7 @@ class TopKP(LogitsProcessor):
     """
 
     parameters = ("top_k", "top_p")
+    order = 60
     after_temperature = True
 
     def __init__(self, max_running_requests: int, sampler: Sampler, *, partial: bool):

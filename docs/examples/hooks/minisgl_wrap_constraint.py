@@ -29,6 +29,6 @@ class Digits:
         if tokenizer is None:
             return None
         if self.mask is None:
-            texts = (tokenizer.token_text(token) for token in range(vocab_size))
+            texts = (tokenizer.token_bytes(token).decode(errors="replace") for token in range(vocab_size))
             self.mask = mask_of((i for i, text in enumerate(texts) if not any(map(str.isdigit, text))), vocab_size)
         return lambda grammar: NoDigits(grammar, self.mask)

@@ -113,7 +113,7 @@ async def ask_stats(dispatcher: Dispatcher) -> Stats:
     """Return the scheduler's counts. Raise `ApiError` (503)."""
     from minisgl.server.extension import Stats
 
-    return Stats(*await dispatcher.ask_scheduler(count))
+    return Stats(*await dispatcher.ask_worker("scheduler-0", count))
 
 
 async def in_time(answer: Awaitable[T], seconds: float | None) -> T:

@@ -10,7 +10,7 @@ from minisgl import LLM, SamplingParams
 from minisgl.core import InvalidRequestError
 from minisgl.plugin_manager.manager import PluginManager
 
-PROCESSORS = ["SampledLogprobs", "LogitBias", "TopKP", "TopKP", "Penalties", "MinP"]
+PROCESSORS = ["SampledLogprobs", "LogitBias", "Penalties", "TopKP", "TopKP", "MinP"]
 """The order of application. The first one sees the model's own logits, and min-p those that top-k and top-p left."""
 
 
