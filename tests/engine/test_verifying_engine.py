@@ -289,6 +289,6 @@ def test_pool_leaves_room_for_state(manager: PluginManager, path: Path, monkeypa
         with engine_of(manager, path, *words) as engine:
             assert engine.spec.vocab_size == VOCAB
     last, page_table = 8, 4 * 15
-    one = 9 * (last + page_table + 4 * 5) + 4 * VOCAB
+    one = 9 * (last + page_table + 4 * 3) + 4 * VOCAB
     assert asked[:2] == [(9, VOCAB), one]
     assert (sorted(asked[2:4]), asked[4:]) == ([(9, 61), (9, VOCAB)], [one])

@@ -52,7 +52,7 @@ class BlockedEngine(TorchEngine):
         runner: Any = BlockedRunner(device)
         super().__init__(runner, runner, runner, frozenset())
         self.calls: list[str] = []
-        self._in_flight.append(_LaunchedStep(one_step(), None, (), BlockedDownload()))  # type: ignore[arg-type]
+        self._in_flight.append(_LaunchedStep(one_step(), (), BlockedDownload()))  # type: ignore[arg-type]
         ranks = ChildRanks.__new__(ChildRanks)
         ranks._processes, ranks._threads = [process], torch.get_num_threads()
         self.peers = ranks
