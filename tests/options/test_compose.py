@@ -21,47 +21,14 @@ from minisgl.options.compose import compose, run_cli, split_plugins
 from minisgl.plugin_manager.discovery import exists
 from minisgl.plugin_manager.manager import BUILT_IN, PluginManager
 
+from .own_cache import PLUGIN, refused, write_plugin
+
 ROOT = Path(__file__).resolve().parents[2]
-PLUGIN = """
-from dataclasses import dataclass, field
-from enum import Enum
-
-from minisgl import hookimpl
-
-
-class Colour(Enum):
-    RED = 1
-    BLUE = 2
-
-
-@dataclass
-class Mine:
-    path: str
-    max_nodes: int = 10_000
-    ratio: float | None = None
-    colour: Colour = Colour.RED
-    sizes: list[int] = field(default_factory=list)
-
-    def __post_init__(self):
-        if self.max_nodes % 2:
-            raise ValueError(f"cache.max_nodes={self.max_nodes}: it must be even.")
-
-    def build(self):
-        return self
-
-
-@hookimpl
-def minisgl_configs():
-    yield "cache", "mine", Mine
-"""
 
 
 @pytest.fixture(scope="module")
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> str:
-    pytest.importorskip("minisgl.plugins.external")  # without it, there are only the built-in plugins
-    path = tmp_path_factory.mktemp("plugins") / "mine.py"
-    path.write_text(PLUGIN)
-    return str(path)
+    return write_plugin(tmp_path_factory.mktemp("plugins"))
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +39,6 @@ def manager() -> PluginManager:
 @pytest.fixture(scope="module")
 def mine(plugin: str) -> PluginManager:
     return PluginManager.load([plugin], light=True)
-
-
-def refused(manager: PluginManager, *words: str) -> str:
-    with pytest.raises(ConfigError) as caught:
-        compose(manager, words)
-    return str(caught.value)
 
 
 def test_defaults(manager: PluginManager) -> None:

@@ -6,51 +6,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from minisgl.config import ConfigError
 from minisgl.options.compose import compose, run_cli
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.command.describe import core_options
 from minisgl.plugins.command.print_config import as_yaml
 
-PLUGIN = """
-from dataclasses import dataclass, field
-from enum import Enum
-
-from minisgl import hookimpl
-
-
-class Colour(Enum):
-    RED = 1
-    BLUE = 2
-
-
-@dataclass
-class Mine:
-    path: str
-    max_nodes: int = 10_000
-    ratio: float | None = None
-    colour: Colour = Colour.RED
-    sizes: list[int] = field(default_factory=list)
-
-    def __post_init__(self):
-        if self.max_nodes % 2:
-            raise ValueError(f"cache.max_nodes={self.max_nodes}: it must be even.")
-
-    def build(self):
-        return self
-
-
-@hookimpl
-def minisgl_configs():
-    yield "cache", "mine", Mine
-"""
+from ...options.own_cache import refused, write_plugin
 
 
 @pytest.fixture(scope="module")
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("plugins") / "mine.py"
-    path.write_text(PLUGIN)
-    return str(path)
+    return write_plugin(tmp_path_factory.mktemp("plugins"))
 
 
 @pytest.fixture(scope="module")
@@ -61,12 +27,6 @@ def manager() -> PluginManager:
 @pytest.fixture(scope="module")
 def mine(plugin: str) -> PluginManager:
     return PluginManager.load([plugin], light=True)
-
-
-def refused(manager: PluginManager, *words: str) -> str:
-    with pytest.raises(ConfigError) as caught:
-        compose(manager, words)
-    return str(caught.value)
 
 
 @settings(max_examples=25, deadline=None)
