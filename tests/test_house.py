@@ -51,7 +51,7 @@ ENTRIES = {
 PLAIN_KINDS = {"attention", "cache", "scheduler", "models"}
 """The folders of plugins of which the plain engine needs a part, so that they are never deleted as a whole."""
 OPTIONAL_IN_TESTS = {
-    # Bugs of drafts and masks are among those that are put into the scheduler.
+    # They put bugs into the scheduler, and some of these bugs are in drafts and masks.
     "tests/scheduler/test_kv_groups.py": {"constraint", "speculation"},
     "tests/scheduler/test_planted.py": {"constraint", "speculation"},
     "tests/scheduler/test_soak.py": {"constraint", "speculation"},

@@ -54,7 +54,7 @@ class LogitsProcessor:
         """Note the ``tokens`` int64 [all sampled positions] of a step.
 
         ``accepted`` is the result of ``inputs.verification``; None: every token counts. ``rows`` is as in `apply`.
-        Returns tensors of which one of `ModelRunner.readers` adds something to the step's result, by name, or None.
+        Returns tensors by name, for the function in `ModelRunner.readers` that adds to the step's result; or None.
         """
         return None
 

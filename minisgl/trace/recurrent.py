@@ -40,7 +40,7 @@ _EMPTY = _Absorbed(-1, -1, 0, None)
 
 
 class RecurrentStates:
-    """The states of all slots: those of the request-pool rows, and behind them the copies."""
+    """The states of all slots. The first slots belong to the request-pool rows, the later ones hold saved copies."""
 
     def __init__(self, spec: EngineSpec):
         self._first_copy = spec.max_running_requests + 1

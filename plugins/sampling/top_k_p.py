@@ -65,9 +65,9 @@ class TopKP(LogitsProcessor):
     def serves(self, params: SamplingParams) -> bool:
         """Return whether a request needs this one of the two processors."""
         top_k = self._top_k(params)
-        if self.partial or 0 < top_k <= PARTIAL_SORT_WIDTH:
-            return self.partial and 0 < top_k <= PARTIAL_SORT_WIDTH
-        return top_k > 0 or params.top_p < 1.0
+        if 0 < top_k <= PARTIAL_SORT_WIDTH:
+            return self.partial
+        return not self.partial and (top_k > 0 or params.top_p < 1.0)
 
     def _top_k(self, params: SamplingParams) -> int:
         return params.top_k if 0 < params.top_k < self.vocab_size else 0

@@ -204,7 +204,7 @@ class Loose:
         return bool(places)
 
     def _places(self, new: set[tuple[int, tuple[int, ...]]]) -> set[tuple[int, tuple[int, ...]]]:
-        """Return these places and those that are reached without a byte, but for the deepest stacks."""
+        """Return ``new`` and the places that are reached from them without reading a byte, without too deep stacks."""
         found: set[tuple[int, tuple[int, ...]]] = set()
         while new:
             node, stack = place = new.pop()
@@ -652,8 +652,9 @@ def run_answers(student: Student, workload: dict[str, Any], ends: bool = True) -
 
 
 def judge_alone(world: World, reading: Reading, played: Sequence[tuple[str, list[int]]], fault: Broken) -> None:
-    """Judge an answer alone, without drafts, each token in a call of its own. If it is wrong, these are not the cause.
+    """Repeat an answer alone: no other answers, no drafts, and one token in each call.
 
+    If it fails here too, the cause is none of the three, and its own `Broken` is raised.
     For the cause ``drafts-stay``, raise `Broken` with ``several`` if the calls without drafts go wrong too, and with
     ``other`` if the calls of this answer alone go well.
     """

@@ -11,7 +11,7 @@ from minisgl.core import InvalidRequestError
 from minisgl.plugin_manager.manager import PluginManager
 
 PROCESSORS = ["SampledLogprobs", "LogitBias", "Penalties", "TopKP", "TopKP", "MinP"]
-"""The order of application. The first one sees the model's own logits, and min-p those that top-k and top-p left."""
+"""In the order in which they are applied. Min-p comes after top-k and top-p."""
 
 
 def test_without_the_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
