@@ -14,14 +14,13 @@ import msgspec
 import zmq
 
 from minisgl.config import ConfigError
-from minisgl.core import Finished, InvalidRequestError, Output, SamplingParams
+from minisgl.core import InvalidRequestError
 from minisgl.message import (
     Abort,
     ChatPrompt,
     Delta,
     Limits,
     Message,
-    NewRequest,
     Outputs,
     Prompt,
     Query,
@@ -46,6 +45,8 @@ from minisgl.tokenizer.tokenizer import Tokenizer, build_grammars, build_tokeniz
 
 LOGPROBS = "minisgl.plugins.http.apis.logprobs"
 """The plugin that adds the log-probabilities of tokens to a detokenizer's deltas."""
+WARM_UP = "minisgl.plugins.tokenizer.warm_up"
+"""The plugin that does before the first request what is done once."""
 FAIR = "minisgl.plugins.http.apis.fair_inbox"
 """The plugin with the inbox in which a request with a thousand prompts does not delay all other messages."""
 
@@ -69,7 +70,8 @@ def run_text_process(report: Report, addresses: Addresses, encoded: bytes, inbox
     (parse_special_tokens,) = options_of(encoded, "parse_special_tokens")
     tokenizer = build_tokenizer(options_of_part("tokenizer"), manager, Path(model), parse_special_tokens)
     grammars = build_grammars(lambda: options_of_part("grammar"), manager, tokenizer)
-    warm_up(tokenizer)
+    if exists(WARM_UP):
+        import_module(WARM_UP, WARM_UP).warm_up(tokenizer)
     context = zmq.Context()
     pull = Pull(context, inbox)
     messages: Any = pull
@@ -85,24 +87,6 @@ def run_text_process(report: Report, addresses: Addresses, encoded: bytes, inbox
         else:
             running = worker.handle(message)
     context.destroy(linger=0)
-
-
-def warm_up(tokenizer: Tokenizer | None) -> None:
-    """Handle a message of each kind and drop the replies, so that no request waits for work that is done once.
-
-    A tokenizer lists its vocabulary at its first prompt, which takes 0.2 s for 151,000 tokens.
-    """
-    worker = TextWorker(tokenizer, lambda message: None, lambda message: None)
-    params = SamplingParams(stop=("stop",))
-    worker.handle(Limits(1 << 20, 1 << 20))
-    if tokenizer is not None:
-        prompts: list[Prompt] = [TextPrompt("Hello")]
-        if tokenizer.template is not None:
-            prompts.append(ChatPrompt([{"role": "user", "content": "Hello"}]))
-        for prompt in prompts:
-            worker.handle(Submit([0], prompt, params))
-    end = Finished(0, "length")
-    worker.handle(Outputs([NewRequest(0, [1, 2], params)], Output([0], [1], [end])))
 
 
 class TextWorker:

@@ -1,4 +1,4 @@
-"""Tokenization, detokenization, chat templates and stop strings. The package imports neither torch nor transformers."""
+"""Tokenization, detokenization and chat templates. The package imports neither torch nor transformers."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from minisgl.config import ConfigError
 from minisgl.message import ChatPrompt
 from minisgl.plugin_manager.discovery import exists, import_module
 from minisgl.plugin_manager.manager import PluginManager
-from minisgl.sampling_params import InvalidRequestError, SamplingParams, shorten
+from minisgl.sampling_params import InvalidRequestError, SamplingParams
 from minisgl.tokenizer.chat import ChatTemplate, RenderedChat, normalize, strings_of
 from minisgl.tokenizer.text_stream import ByteLevelStream, TextStream, WholeStream
 from minisgl.utils.json_file import read_json_if_present
@@ -36,8 +36,8 @@ class Tokenizer:
     """A model's tokenizer and its chat template. ``raw`` is the underlying ``tokenizers.Tokenizer``.
 
     ``template`` is None for a model without a chat template. With ``parse_special_tokens``, special tokens in the text
-    of chat messages are tokens; otherwise they are text. ``eos_ids`` has the id of the end-of-sequence token, if there
-    is one.
+    of chat messages are tokens; otherwise they are text. ``special_ids`` are the tokens' ids by their text. ``eos_ids``
+    has the id of the end-of-sequence token, if there is one.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class Tokenizer:
         added = raw.get_added_tokens_decoder()
         self._added = {i: token.content for i, token in added.items()}
         self.skipped = self._skipped_tokens()
-        self._special_ids = {added[i].content: i for i in self.skipped}
-        special = sorted(filter(None, self._special_ids), key=len, reverse=True)
+        self.special_ids = {added[i].content: i for i in self.skipped}
+        special = sorted(filter(None, self.special_ids), key=len, reverse=True)
         self._special_text = re.compile("|".join(map(re.escape, special)) or "(?!)")
         self._decoded: dict[int, bytes] = {}  # a cache of `decoded_bytes` of every token that is not special
 
@@ -234,25 +234,6 @@ class Tokenizer:
             data = self.token_bytes(token) if piece is None else _byte_level_bytes(piece)
             self._decoded[token] = data
         return data
-
-    def stop_tokens(self, stops: Sequence[str], skip_special_tokens: bool = True) -> dict[int, str]:
-        """Return the stop strings that are one special token: id of the token → stop string.
-
-        Special tokens are left out of the text if ``skip_special_tokens`` is true, so such a stop string is found by
-        its token. Raise `InvalidRequestError` for a stop string that could then never be found, because it has a
-        special token beside other text.
-        """
-        found = {self._special_ids[stop]: stop for stop in stops if stop in self._special_ids}
-        for stop in stops if skip_special_tokens else ():
-            inside = next((text for text in self._special_ids if text in stop), None)
-            if inside is not None and stop not in self._special_ids:
-                raise InvalidRequestError(
-                    "stop",
-                    f"The stop string {shorten(repr(stop))} has the special token {shorten(repr(inside))} beside other "
-                    "text. Special tokens are left out of the text, so it would never be found: give the special token "
-                    "alone, or set skip_special_tokens to false.",
-                )
-        return found
 
 
 def read_tokenizer(file: Path) -> tokenizers.Tokenizer:

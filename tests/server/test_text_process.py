@@ -37,7 +37,8 @@ from minisgl.message import (
 from minisgl.plugins.http.apis.logprobs import PromptLogprob
 from minisgl.plugins.observer.json_lines import JsonFormatter
 from minisgl.plugins.tokenizer.exact.tokenizer import BEGIN_CHARS_PER_TOKEN, MAX_CHARS_PER_TOKEN, ExactTokenizer
-from minisgl.server.text_process import TextWorker, warm_up, with_read_variables
+from minisgl.plugins.tokenizer.warm_up import warm_up
+from minisgl.server.text_process import TextWorker, with_read_variables
 from minisgl.tokenizer import Tokenizer
 from minisgl.tokenizer.chat import ChatTemplate
 

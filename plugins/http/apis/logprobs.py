@@ -7,7 +7,7 @@ reads them from `Delta.logprobs` and `Delta.prompt_logprobs`. The module imports
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence, Set
 
 import msgspec
 
@@ -53,7 +53,8 @@ class LogprobTexts:
 
     def add_request(self, req: NewRequest) -> None:
         """Add a request. Its ``prompt_tail`` is the whole prompt if it asks for the prompt's log-probabilities."""
-        stops = {} if self._tokenizer is None else self._tokenizer.stop_tokens(req.params.stop, False)
+        special = {} if self._tokenizer is None else self._tokenizer.special_ids
+        stops = {special[stop] for stop in req.params.stop if stop in special}
         self._requests[req.uid] = _Request(req.params, stops, req.prompt_tail)
 
     def add_to(self, deltas: Sequence[Delta], output: Output) -> list[Delta]:
@@ -112,12 +113,12 @@ class LogprobTexts:
 
 
 class _Request:
-    """What is known of a request. ``stop_tokens`` are the stop strings that are one special token, by its id.
+    """What is known of a request. ``stop_tokens`` are the ids of the special tokens that are stop strings.
 
     ``prompt_ids`` is empty unless the request asks for the prompt's log-probabilities. They begin at ``start``.
     """
 
-    def __init__(self, params: SamplingParams, stop_tokens: Mapping[int, str], prompt_ids: list[int]):
+    def __init__(self, params: SamplingParams, stop_tokens: Set[int], prompt_ids: list[int]):
         self._include_stop, self._stop_tokens = params.include_stop_str_in_output, stop_tokens
         self.prompt_ids = prompt_ids if params.prompt_logprobs is not None else []
         self.start = min(max(params.logprob_start_len, 1), len(self.prompt_ids))

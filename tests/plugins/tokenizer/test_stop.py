@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minisgl.core import InvalidRequestError, SamplingParams
-from minisgl.tokenizer.stop import StopFinder, _borders
+from minisgl.plugins.tokenizer.stops.finder import StopFinder, _borders
 
 
 def cut(text: str, stops: list[str]) -> tuple[str, str | None]:
