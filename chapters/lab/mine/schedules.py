@@ -123,11 +123,19 @@ def _read(stream: Any, lines: queue.Queue[str]) -> None:
 # ---- in the child process --------------------------------------------------------------------------------
 
 
-def one_schedule(files: Sequence[str], own: dict[str, str], seed: int, number: int, *, states: bool = False) -> Report:
+def one_schedule(
+    files: Sequence[str],
+    own: dict[str, str],
+    seed: int,
+    number: int,
+    *,
+    states: bool = False,
+    priorities: bool = False,
+) -> Report:
     """Run one schedule with the plugins ``files``, and return its report. ``own``: group → the student's name.
 
-    With ``states``, each request has a recurrent state, and there are no drafts. Raise AssertionError if a promise is
-    broken.
+    With ``states``, each request has a recurrent state, and there are no drafts. With ``priorities``, requests have
+    priorities, for a policy that uses them. Raise AssertionError if a promise is broken.
     """
     from minisgl.chapters.lab.grader.simulated_workloads import jobs_of, random_workload, shipped_cache, spec_of
     from minisgl.plugin_manager.manager import PluginManager
@@ -137,6 +145,8 @@ def one_schedule(files: Sequence[str], own: dict[str, str], seed: int, number: i
     workload = random_workload(rng, 1 + number % 12)
     while not workload["jobs"]:
         workload = random_workload(rng, 12)
+    for job in workload["jobs"] if priorities else ():
+        job["priority"] = rng.randint(0, 2)
     spec, manager = replace(spec_of(workload), has_states=states), PluginManager()
     for file in files:
         manager.add(file)

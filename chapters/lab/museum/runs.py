@@ -10,7 +10,8 @@ A workload has the sizes of an engine and its requests::
      "flood": {"count": 30, "from": 3, "every": 2, "prompt": [[0, 24]], "own": 3, "answer": 4}}
 
 ``chunk`` is ``max_prefill_tokens``, and ``patience`` is ``starvation_steps``; without ``guard``, no starvation guard
-wraps the policy. With ``states``, each request has a recurrent state, and random schedules have no drafts. A part
+wraps the policy. With ``states``, each request has a recurrent state, and random schedules have no drafts. With
+``priorities``, the requests of random schedules have priorities, as jobs may have with ``priority``. A part
 ``[first, count]`` of a prompt is the tokens from ``first`` on. With ``after``, the prompt begins with prompt and
 answer of an earlier job. A flood is ``count`` more requests, one ``every`` some steps, whose prompts end with ``own``
 tokens that no other request has.
@@ -82,7 +83,11 @@ def jobs_of(workload: Mapping[str, Any]) -> list[Job]:
             earlier = jobs[each["after"]]
             prompt = [*earlier.prompt, *expected_output(earlier.request, VOCAB).tokens, *prompt]
         params = SamplingParams(
-            max_tokens=each["answer"], temperature=0.0, ignore_eos=True, cache_salt=each.get("salt")
+            max_tokens=each["answer"],
+            temperature=0.0,
+            ignore_eos=True,
+            cache_salt=each.get("salt"),
+            priority=each.get("priority", 0),
         )
         jobs[each["id"]] = Job(each["id"], prompt, params, each.get("arrive", 0), each.get("abort"))
     flood = workload.get("flood", {"count": 0})
@@ -197,8 +202,8 @@ def play(piece: Piece, file: Path, seed: int, numbers: Sequence[int]) -> dict[st
     own.add(report)
     for number in numbers:
         try:
-            states = piece.workload.get("states", False)
-            random.add(one_schedule([str(file)], {piece.group: NAME}, seed, number, states=states))
+            kinds = {kind: piece.workload.get(kind, False) for kind in ("states", "priorities")}
+            random.add(one_schedule([str(file)], {piece.group: NAME}, seed, number, **kinds))
         except Exception as failure:
             text = _said(failure)
             return {"broken": f"Random schedule {number} of seed {seed}: {text}"}
