@@ -188,6 +188,50 @@ GPT_OSS = {
     "swiglu_limit": 7.0,
 }
 
+QWEN35 = {
+    "attention_bias": False,
+    "attn_output_gate": True,
+    "dtype": "bfloat16",
+    "eos_token_id": 2,
+    "full_attention_interval": 4,
+    "head_dim": 32,
+    "layer_types": [*["linear_attention"] * 3, "full_attention"],
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_value_head_dim": 16,
+    "mamba_ssm_dtype": "float32",
+    "max_position_embeddings": 262144,
+    "mlp_only_layers": [],
+    "mtp_num_hidden_layers": 1,
+    "mtp_use_dedicated_embeddings": False,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {
+        "mrope_interleaved": True,
+        "mrope_section": [2, 1, 1],
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 10000000,
+        "rope_type": "default",
+    },
+    "rope_theta": ...,
+    "torch_dtype": ...,
+}
+
+
+def qwen35(kind: str, **fields: Any) -> dict[str, Any]:
+    """Return the config.json of a Qwen3.5, ``kind`` "" or "Moe": a multimodal one, with that of its text inside."""
+    name = f"qwen3_5{kind and '_moe'}"
+    text = {**SIZES, **QWEN35, "model_type": f"{name}_text", **fields}
+    tied = text["tie_word_embeddings"]
+    return dict.fromkeys(SIZES, ...) | {
+        "architectures": [f"Qwen3_5{kind}ForConditionalGeneration"],
+        "image_token_id": 318,
+        "model_type": name,
+        "text_config": {key: value for key, value in text.items() if value is not ...},
+        "tie_word_embeddings": tied,
+        "vision_config": {"depth": 2, "hidden_size": 16, "model_type": name, "num_heads": 2},
+    }
+
 
 def llama3_rope(factor: float) -> dict[str, Any]:
     """Return the RoPE scaling of Llama 3.1 (``factor`` 8) and 3.2 (32)."""
@@ -258,6 +302,19 @@ SERVED: dict[str, dict[str, Any]] = {
         "rope_theta": ...,
         "rope_parameters": {"rope_theta": 1e7, "rope_type": "default", "partial_rotary_factor": 0.25},
     },
+    "Qwen3.5 0.8B": qwen35("", tie_word_embeddings=True, linear_num_value_heads=2),
+    "Qwen3.5 27B": qwen35("", linear_num_value_heads=6),
+    "Qwen3.5 35B-A3B": qwen35(
+        "Moe",
+        intermediate_size=...,
+        linear_num_value_heads=4,
+        moe_intermediate_size=48,
+        num_experts=8,
+        num_experts_per_tok=3,
+        output_router_logits=False,
+        router_aux_loss_coef=0.001,
+        shared_expert_intermediate_size=32,
+    ),
     "gpt-oss 20B": GPT_OSS,
     "gpt-oss 120B": GPT_OSS | {"num_local_experts": 12, "num_hidden_layers": 4},
     "Gemma 3 270M": GEMMA3
@@ -347,7 +404,9 @@ def test_served(name: str, tmp_path: Path, manager: PluginManager) -> None:
     with torch.no_grad():
         for name, parameter in theirs.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            mean = 0 if "norm" in name and theirs.config.model_type == "qwen3_next" else 1  # zero-centred norms
+            mean = (
+                0 if "norm" in name and theirs.config.model_type.startswith(("qwen3_next", "qwen3_5")) else 1
+            )  # zero-centred norms
             parameter.copy_(mean + 0.2 * noise if noise.ndim == 1 else 1.5 * noise / noise.shape[-1] ** 0.5)
     stored = dict(theirs.state_dict())
     if theirs.config.tie_word_embeddings:
