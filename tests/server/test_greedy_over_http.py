@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import concurrent.futures
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -45,7 +46,7 @@ def prompts(vocabulary: int) -> list[list[int]]:
 def test_promise_8_greedy_tokens_match_transformers(
     model: str, page: int, chunk: int, overlap: bool, cache: str, tp: int, tmp_path: Path
 ) -> None:
-    window = {"sliding_window": 21} if model == "mistral" else {}  # most prompts are longer
+    window: dict[str, Any] = {"sliding_window": 21} if model == "mistral" else {}  # most prompts are longer
     path = resolve_model(model) if model.startswith("tutor") else tiny_checkpoint(model, tmp_path, **window)
     words = f"page_size={page} max_prefill_tokens={chunk} overlap={overlap} cache={cache} tp={tp}"
     prompt_ids = prompts(2048 if model.startswith("tutor") else 320)

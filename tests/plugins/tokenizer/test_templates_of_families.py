@@ -210,14 +210,21 @@ PARAMETERS = {
     "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "unit": {"enum": ["C", "F"]}},
     "required": ["city"],
 }
-TOOLS = [{"type": "function", "function": {"name": "rain", "description": "Will it?", "parameters": PARAMETERS}}]
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "rain", "description": "Will it?", "parameters": PARAMETERS}}
+]
 CALL = {"id": "1", "type": "function", "function": {"name": "rain", "arguments": {"city": "Köln", "days": 2}}}
-SYSTEM, USER = {"role": "system", "content": "Be brief."}, {"role": "user", "content": " Rain in Köln? 🙂 "}
-ASKED = [SYSTEM, USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
-TURNS = [USER, {"role": "assistant", "content": "Yes,\n a < b."}, {"role": "user", "content": "And now?"}]
+SYSTEM: dict[str, Any] = {"role": "system", "content": "Be brief."}
+USER: dict[str, Any] = {"role": "user", "content": " Rain in Köln? 🙂 "}
+ASKED: list[dict[str, Any]] = [SYSTEM, USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
+TURNS: list[dict[str, Any]] = [
+    USER,
+    {"role": "assistant", "content": "Yes,\n a < b."},
+    {"role": "user", "content": "And now?"},
+]
 
 
-THOUGHT = {**ASKED[2], "reasoning_content": "Ask."}
+THOUGHT: dict[str, Any] = {**ASKED[2], "reasoning_content": "Ask."}
 
 
 def load(family: str, folder: Path) -> tuple[ExactTokenizer, Any]:
