@@ -23,6 +23,18 @@ __all__ = ["add_break", "museum_line", "run_break"]
 
 SECONDS = 240.0
 """Seconds that a run of a piece may take, on a machine with an idle core. A mended file needs a few."""
+UNITS = {
+    "computed": "prompt tokens were computed",
+    "steps": "steps were needed",
+    "waited": "turns were spent waiting for first tokens",
+    "moved": "bytes were moved",
+    "kept": "numbers were kept",
+    "rows": "rows were computed",
+    "sent": "bytes were sent",
+    "places": "places of the grammar were read",
+    "weights": "weights were loaded",
+}
+"""What a run counts, and what it means. More of it than the base needs is no mend."""
 _WIDTH = 110  # characters of a line
 _KEY = "museum"  # of the folder's saved measurements
 
@@ -120,12 +132,11 @@ def _show(piece: Piece, folder: Folder, options: argparse.Namespace) -> int:
     if "broken" in found:
         print(f"The plugin could not be run: {found['broken']}")
         return 1
-    if piece.group == "kernels":
+    if piece.driver:
         print(
-            f"It made {found['launches']} launches.\nWhat users saw: {found['symptom']}\n"
-            f"wrote {trace}: every access of each launch"
+            f"It made {amount(found['calls'], 'call')}. What users saw: {found['symptom']}\nwrote {trace}: {piece.look}"
         )
-        _print_next(piece, options, f"{shlex.quote(str(trace))}    a line for each access; a launch is a step")
+        _print_next(piece, options, f"{shlex.quote(str(trace))}    lines of JSON; a {piece.noun} is a step")
         return 0
     uid, waited = found["longest"]
     print(
@@ -144,11 +155,17 @@ def _show(piece: Piece, folder: Folder, options: argparse.Namespace) -> int:
 
 def _print_next(piece: Piece, options: argparse.Namespace, look: str) -> None:
     where = "" if options.dir == "." else f" --dir {shlex.quote(options.dir)}"
+    answer = "promise=N step=M" if piece.has_promise else "step=M"
+    promises = (
+        "The promises are listed in docs/architecture.md."
+        if piece.has_promise
+        else f"The step is the first {piece.noun} that goes wrong: the fault breaks none of the numbered promises."
+    )
     print(
         f"\nLook:    {look}\n"
-        f"Answer:  python -m minisgl.lab break {piece.name}{where} --answer promise=N step=M method=NAME\n"
+        f"Answer:  python -m minisgl.lab break {piece.name}{where} --answer {answer} method=NAME\n"
         f"Mend:    change {piece.file}, then: python -m minisgl.lab break {piece.name}{where} --grade\n"
-        f"The promises are listed in docs/architecture.md. Must stay: {piece.counted}."
+        f"{promises} Must stay: {piece.counted}."
     )
 
 
@@ -164,6 +181,8 @@ def _answer(piece: Piece, folder: Folder, words: list[str]) -> int:
         else:
             example = "--answer promise=3 step=12 method=TreeCache.lock"
             raise ConfigError(f"--answer {word}: expected promise=N, step=M and method=NAME, as in {example}")
+    if not piece.has_promise:
+        values.setdefault("promise", 0)
     if len(values) < 2 or len(words) > len(values) + (method is not None):
         raise ConfigError("--answer: expected one promise=N, one step=M and one method=NAME")
     tries = _known(folder).get(piece.name, {}).get("tries", 0) + 1
@@ -173,7 +192,12 @@ def _answer(piece: Piece, folder: Folder, words: list[str]) -> int:
         print(f"{wrong} Answer {tries}.")
         return 1
     _remember(folder, piece, tries=tries, named=True)
-    print(f"Right, at answer {tries}: promise {values['promise']}, first broken in step {values['step']}.\n")
+    first = (
+        f"promise {values['promise']}, first broken in"
+        if piece.has_promise
+        else f"the first {piece.noun} that goes wrong is"
+    )
+    print(f"Right, at answer {tries}: {first} step {values['step']}.\n")
     print(_wrapped(piece.explanation))
     return 0
 
@@ -186,17 +210,13 @@ def _grade(piece: Piece, folder: Folder, options: argparse.Namespace) -> int:
     print(f"{path}, sha256 {fingerprint(path)[:12]}, seed {seed}", flush=True)
     wrong = grade_mended(piece, path, seed)
     if wrong is not None:
-        if wrong.startswith("promise ") and not _known(folder).get(piece.name, {}).get("named"):
-            wrong = "The workload of the piece still breaks a promise: run it again, and look at its trace."
+        if wrong.startswith(("promise ", f"{piece.noun} ")) and not _known(folder).get(piece.name, {}).get("named"):
+            wrong = "The workload of the piece still goes wrong: run it again, and look at its trace."
         print(f"Not mended. {wrong}")
         return 1
     _remember(folder, piece, path=str(path.resolve()), mended=fingerprint(path))
-    runs = (
-        "launches of the piece and on random ones"
-        if piece.group == "kernels"
-        else "workload of the piece and on random schedules"
-    )
-    print(f"Mended: the promises held on the {runs}, and {piece.counted}.")
+    runs = piece.nouns or "schedules"
+    print(f"Mended: nothing went wrong on the workload of the piece and on random {runs}, and {piece.counted}.")
     return 0
 
 
@@ -220,20 +240,15 @@ def grade_mended(piece: Piece, path: Path, seed: int, **more: Any) -> str | None
 
 def compare(piece: Piece, mine: dict[str, Any], right: dict[str, Any]) -> str | None:
     """Return what a file does less of than the piece's base, or None. The counts are those of `runs.play`."""
-    units = {"computed": "prompt tokens were computed", "steps": "steps were needed",
-             "waited": "turns were spent waiting for first tokens", "moved": "bytes were moved"}  # fmt: skip
-    kernel = piece.group == "kernels"
-    for where, text in (
-        ("own", "the launches of the piece" if kernel else "the workload of the piece"),
-        ("random", "the random launches" if kernel else "the random schedules"),
-    ):
-        for count, unit in units.items():
+    random_ones = f"the random {piece.nouns or 'schedules'}"
+    for where, text in (("own", "the workload of the piece"), ("random", random_ones)):
+        for count, unit in UNITS.items():
             if count not in right[where]:
                 continue
             most = right[where][count] * (1 + piece.slack) + 2
             if mine[where][count] > most:
                 return (
-                    f"The promises held, but on {text}, {mine[where][count]:,} {unit}; {right[where][count]:,} are "
+                    f"Nothing went wrong, but on {text}, {mine[where][count]:,} {unit}; {right[where][count]:,} are "
                     f"enough. What must stay: {piece.counted}."
                 )
     return None

@@ -35,18 +35,21 @@ class Piece:
     """One fault.
 
     - ``lab``: the lab after which a student can mend it.
-    - ``group``: the plugin's group: ``cache``, ``scheduler`` or ``kernels``.
+    - ``group``: the plugin's group, such as ``cache``.
+    - ``driver``: the module of ``drivers`` that calls a part which no scheduler calls. ``noun`` says what a call is,
+      such as a launch, and ``look`` what the trace has. Empty for the groups ``cache`` and ``scheduler``.
     - ``base``: the module of ``bases`` without the fault.
     - ``says``: the piece in one line. ``story``: what users saw. ``explanation``: printed after a right answer.
     - ``changes``: (right lines, faulty lines), each once in the base.
     - ``answers``: promise → the first step of the piece's workload in which it is broken. The first promise is the one
-      that the trace checker reports; another is a consequence that also counts as an answer.
+      that the trace checker reports; another is a consequence that also counts as an answer. The promise 0 is none of
+      the numbered ones: then an answer has no promise.
     - ``also``: functions in which the fault can be mended too, beside those that ``changes`` change.
     - ``keep``: classes and methods, such as ``Cache.match``, without which the file is not the piece any more.
     - ``blocked``: modules that a mended file may not import.
     - ``counted``: what a mended file must still do, in words. ``slack``: by which share it may compute more prompt
       tokens, or need more steps, than the base.
-    - ``workload``: the sizes of the engine and the requests: see `minisgl.chapters.lab.museum.runs`, or `launches`.
+    - ``workload``: the sizes of the engine and the requests: see `minisgl.chapters.lab.museum.runs`, or `calls`.
     """
 
     name: str
@@ -67,6 +70,9 @@ class Piece:
     blocked: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
     slack: float = 0.05
+    driver: str = ""
+    noun: str = ""
+    look: str = ""
 
     @property
     def file(self) -> str:
@@ -83,6 +89,22 @@ class Piece:
         """The modules that a mended file may not import: the bases, and what replaces the whole plugin."""
         bases = "minisgl.chapters.lab.museum.bases"
         return ("minisgl.chapters.lab.museum", bases, f"{bases}.{self.base}", *self.blocked)
+
+    @property
+    def nouns(self) -> str:
+        """Return the plural of ``noun``."""
+        return f"{self.noun}es" if self.noun.endswith(("ch", "s")) else f"{self.noun}s" * bool(self.noun)
+
+    @property
+    def has_promise(self) -> bool:
+        """Whether the fault breaks one of the numbered promises, which an answer then names."""
+        return 0 not in self.answers
+
+    def broken_in(self, step: int) -> str:
+        """Return the beginning of a sentence: what is still broken in a step of the piece's workload."""
+        if not self.has_promise:
+            return f"{self.noun} {step} still goes wrong"
+        return f"promise {next(iter(self.answers))} is still broken in step {step}"
 
     def mended(self) -> str:
         """Return the text of the plugin without the fault."""
@@ -118,18 +140,23 @@ class Piece:
 
     def judge_method(self, name: str | None) -> str | None:
         """Return what is wrong with the method of an answer whose promise and step are right, or None."""
+        right = "Promise and step are right." if self.has_promise else "The step is right."
         if name is None:
-            return "Promise and step are right. Which method must change? Add method=NAME to the answer."
+            return f"{right} Which method must change? Add method=NAME to the answer."
         if name not in {form for place in self.places() for form in (place, place.rpartition(".")[2])}:
-            return f"Promise and step are right. But {name} does what it should."
+            return f"{right} But {name} does what it should."
         return None
 
     def judge(self, promise: int, step: int) -> str | None:
         """Return what is wrong with the promise or the step of an answer, without the right ones, or None."""
-        if promise not in self.answers:
+        if promise not in self.answers and self.has_promise:
             return f"Promise {promise} is not the one that this fault breaks first."
+        if promise not in self.answers:
+            return "This fault breaks none of the numbered promises: answer with step and method alone."
         if step != self.answers[promise]:
             where = "before" if step < self.answers[promise] else "after"
+            if not self.has_promise:
+                return f"Step {step} is {where} the first step that goes wrong."
             return f"Promise {promise} is right. But step {step} is {where} the first step in which it is broken."
         return None
 
@@ -167,7 +194,7 @@ def _by_name() -> dict[str, Piece]:
 def _read(name: str, values: dict[str, Any]) -> Piece:
     values["sources"] = tuple(Source(**each) for each in values["sources"])
     values["changes"] = tuple((each["right"], each["faulty"]) for each in values.pop("change"))
-    values["answers"] = {each["promise"]: each["step"] for each in values.pop("answer")}
+    values["answers"] = {each.get("promise", 0): each["step"] for each in values.pop("answer")}
     for key in ("story", "explanation"):
         values[key] = " ".join(values[key].split())
     for key in ("keep", "blocked", "also"):

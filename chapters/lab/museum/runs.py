@@ -213,10 +213,10 @@ def play(piece: Piece, file: Path, seed: int, numbers: Sequence[int]) -> dict[st
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     """Answer one request: ``show`` a piece's plugin, or ``play`` a mended one."""
     piece, file = find_piece(request["piece"]), Path(request["file"])
-    if piece.group == "kernels":
-        from minisgl.chapters.lab.museum import launches  # it imports torch
-    if request["do"] == "show" and piece.group == "kernels":
-        shown: dict[str, Any] = launches.show_launches(piece, file, Path(request["trace"]))
+    if piece.driver:
+        from minisgl.chapters.lab.museum import calls
+    if request["do"] == "show" and piece.driver:
+        shown: dict[str, Any] = calls.show_calls(piece, file, Path(request["trace"]))
         return shown
     if request["do"] == "show":
         report, error = run(piece, file, Path(request["trace"]))
@@ -234,8 +234,8 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
             return {"broken": f"The file has no `{gone}` any more, so it is not this piece."}
         sys.meta_path.insert(0, ImportGuard(file, piece.forbidden))
     numbers = range(1, request.get("schedules", SCHEDULES) + 1)
-    if piece.group == "kernels":
-        played: dict[str, Any] = launches.play_launches(piece, file, request["seed"], numbers)
+    if piece.driver:
+        played: dict[str, Any] = calls.play_calls(piece, file, request["seed"], numbers)
         return played
     return play(piece, file, request["seed"], numbers)
 

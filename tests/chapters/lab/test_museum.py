@@ -18,6 +18,7 @@ import pytest
 from minisgl.chapters.lab.catalog import labs
 from minisgl.chapters.lab.cli import main
 from minisgl.chapters.lab.museum import command, runs
+from minisgl.chapters.lab.museum.calls import driver_of, play_calls, show_calls
 from minisgl.chapters.lab.museum.pieces import Piece, find_piece, pieces
 from minisgl.chapters.lab.museum.runs import Counts, missing, play, run, symptom, violation_of
 from minisgl.config import ConfigError
@@ -27,11 +28,13 @@ from minisgl.trace.violation import Violation
 
 from .test_solutions import can_run
 
-EVERY = [pytest.param(piece, id=piece.name) for piece in pieces() if piece.group != "kernels"]
+EVERY = [pytest.param(piece, id=piece.name) for piece in pieces() if not piece.driver]
 KERNELS = [
-    pytest.param(piece, id=piece.name, marks=can_run(piece.lab)) for piece in pieces() if piece.group == "kernels"
+    pytest.param(piece, id=piece.name, marks=can_run(piece.lab)) for piece in pieces() if piece.driver == "launches"
 ]
+CALLED = [pytest.param(piece, id=piece.name) for piece in pieces() if piece.driver not in ("", "launches")]
 SCHEDULES = range(1, 4)
+ROOT = Path(__file__).resolve().parents[3]
 
 DOES_NOTHING = {
     "tree": (
@@ -60,6 +63,11 @@ MENDS = {
         "        self.num_retiring += len(pages)\n        self._waiting.setdefault(after, []).append(pages)\n",
         "        self.most_waiting += 0\n        return super().retire(pages, owner, after)\n",
     ),
+    "hangup": (
+        "        self.aborted += 1\n        del self.arrived[uid]\n        self.first.pop(uid, None)\n"
+        "        self.latest.pop(uid, None)\n        self.gaps.pop(uid, None)\n",
+        "        self.aborted += 1\n        self._complete(uid)\n",
+    ),
     "cold": ("w.skipped_steps >= self.patience", "w.skipped_steps >= self.patience - 2"),
     "victim": (
         "        for uid in retract:\n            rows.pop(uid, None)\n        return retract\n",
@@ -69,9 +77,19 @@ MENDS = {
 """Piece → a change of its base that is right too, as students mend it in other ways."""
 
 
-def write(folder: Path, piece: Piece, text: str) -> Path:
-    """Write a plugin, and return its path."""
-    path = folder / piece.file
+FALSE_MENDS = {
+    "hangup": [
+        ("        self.aborted += 1\n", "        self.gaps.clear()\n", "The answer has 4 gaps; the meter has 1."),
+        ("        self.ended.append(self.timing(req.uid))\n", "", "1 request ended, and `ended` has 0 timings"),
+    ],
+}
+"""Piece with a driver → changes of its base that are no mend: right lines, other lines, and what is said of them."""
+
+
+def write(folder: Path, piece: Piece, text: str, below: str = ".") -> Path:
+    """Write a plugin, and return its path. A process loads a path once: other texts need other folders."""
+    path = folder / below / piece.file
+    path.parent.mkdir(exist_ok=True)
     path.write_text(text)
     return path
 
@@ -155,16 +173,42 @@ def test_doing_nothing_is_no_mend(piece: Piece, tmp_path: Path) -> None:
     assert said is not None and piece.counted in said
 
 
+@pytest.mark.parametrize("piece", CALLED)
+def test_a_part_with_the_fault_and_without(piece: Piece, tmp_path: Path) -> None:
+    """The first call that goes wrong is that of the answer. False mends go wrong, or cost more than the base."""
+    trace, ((promise, step),) = tmp_path / piece.trace, piece.answers.items()
+    shown = show_calls(piece, write(tmp_path, piece, piece.faulty()), trace)
+    assert shown["symptom"] == driver_of(piece).SYMPTOM and shown["calls"] == len(piece.workload["calls"]) > step
+    steps = [json.loads(line)["step"] for line in trace.read_text().splitlines()]
+    assert sorted(set(steps)) == list(range(1, shown["calls"] + 1))
+    got = play_calls(piece, tmp_path / piece.file, 1, ())
+    assert got["broken"].startswith(f"{piece.broken_in(step)}: ") and len(piece.places()) == 1
+    assert str(promise) in got["broken"] or not promise
+
+    right = play_calls(piece, write(tmp_path, piece, piece.mended(), "mended"), 1, SCHEDULES)
+    assert "broken" not in right, right
+    assert missing(piece, piece.mended()) is None and missing(piece, piece.faulty()) is None
+    assert show_calls(piece, tmp_path / "mended" / piece.file, trace)["symptom"] == "All results were right."
+    for number, (old, new, said) in enumerate(FALSE_MENDS[piece.name]):
+        assert piece.mended().count(old) == 1, old
+        path = write(tmp_path, piece, piece.mended().replace(old, new), f"false {number}")
+        mine = play_calls(piece, path, 1, SCHEDULES)
+        told = mine.get("broken") or command.compare(piece, mine, right)
+        assert said in str(told), told
+
+
 @pytest.mark.parametrize("name", sorted(MENDS))
 def test_other_mends_are_right_too(name: str, tmp_path: Path) -> None:
     piece, (old, new) = find_piece(name), MENDS[name]
     assert piece.mended().count(old) >= 1
-    got = play(piece, write(tmp_path, piece, piece.mended().replace(old, new, 1)), 1, SCHEDULES)
+    mended = write(tmp_path, piece, piece.mended().replace(old, new, 1))
+    got = (play_calls if piece.driver else play)(piece, mended, 1, SCHEDULES)
     assert "broken" not in got, got
-    assert command.compare(piece, dict(got), dict(base_counts(name))) is None
+    if not piece.driver:
+        assert command.compare(piece, dict(got), dict(base_counts(name))) is None
 
 
-@pytest.mark.parametrize("piece", [*EVERY, *KERNELS])
+@pytest.mark.parametrize("piece", [*EVERY, *KERNELS, *CALLED])
 def test_the_file_gives_nothing_away(piece: Piece) -> None:
     """The plugin says nothing of a fault. Each piece has a story, public sources and a lab that it goes with."""
     assert re.search(r"\b(bug|fault|wrong|broken|planted|promise)", piece.faulty(), re.IGNORECASE) is None
@@ -173,6 +217,7 @@ def test_the_file_gives_nothing_away(piece: Piece) -> None:
     assert piece.lab in [lab.lab for lab in labs()]
     assert piece.places() and all(f"def {name.rpartition('.')[2]}(" in piece.faulty() for name in piece.places())
     compile(piece.faulty(), piece.file, "exec")
+    assert not piece.driver or f"| `{piece.name}` | " in (ROOT / "docs/museum.md").read_text(), "its trace is explained"
 
 
 @pytest.mark.parametrize("piece", KERNELS)
@@ -253,7 +298,7 @@ def test_from_the_list_to_the_card(
     assert (tmp_path / piece.file).read_text() == piece.faulty() and piece.sources[0].url in text
     assert "another answer than it gets alone" in text and "promise 8" not in text
     assert violation_of(tmp_path / piece.trace) is not None
-    assert "still breaks a promise: run it" in said("collision", "--grade", "--seed", "1", status=1)
+    assert "still goes wrong: run it" in said("collision", "--grade", "--seed", "1", status=1)
     assert "is not the one" in said("collision", "--answer", "promise=3", "step=7", status=1)
     assert "Java" not in said("collision", "--answer", "promise=8", "step=2", status=1)
     for more, words in (([], "Which method must change"), (["method=BlockCache.match"], "does what it should")):
@@ -275,6 +320,26 @@ def test_from_the_list_to_the_card(
         assert f"1 of {every} museum pieces mended, 1 named" in (tmp_path / name).read_text()
     (tmp_path / piece.file).write_text(piece.faulty())
     assert "named, mended, but changed since" in said()
+
+
+def test_a_fault_that_breaks_no_numbered_promise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An answer is then a step and a method, and says so."""
+    where, piece = ["--dir", str(tmp_path)], find_piece("hangup")
+    assert main(["break", piece.name, *where]) == 0
+    said = capsys.readouterr().out
+    assert "--answer step=M method=NAME" in said and piece.sources[0].url in said and "_abort" not in said
+    for words, told in (
+        (["promise=3", "step=21"], "none of the numbered promises"),
+        (["step=14"], "Step 14 is before the first step that goes wrong"),
+        (["step=21"], "The step is right. Which method"),
+        (["step=21", "method=_complete"], "does what it should"),
+    ):
+        assert main(["break", piece.name, *where, "--answer", *words]) == 1
+        assert told in capsys.readouterr().out
+    assert main(["break", piece.name, *where, "--answer", "step=21", "method=Waits._abort"]) == 0
+    assert "Right, at answer 5: the first event that goes wrong is step 21." in capsys.readouterr().out
+    assert main(["break", piece.name, *where, "--grade", "--seed", "1"]) == 1
+    assert "Not mended. event 21 still goes wrong" in capsys.readouterr().out
 
 
 def test_what_a_mended_file_may_not_do(tmp_path: Path) -> None:

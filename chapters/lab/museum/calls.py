@@ -1,0 +1,84 @@
+"""Runs a part that no scheduler calls, such as a kernel: with the recorded calls of a piece, and with random ones.
+
+A workload has ``calls``, a list of JSON values, and sizes that hold for all of them. The driver of the piece, a module
+in ``drivers/``, knows what they mean. The trace has JSON lines: ``step`` is the number of the call, from 1.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from minisgl.chapters.lab.grader.gate import Broken
+from minisgl.chapters.lab.museum.pieces import Piece
+
+__all__ = ["Driver", "Note", "driver_of", "play_calls", "show_calls"]
+
+Note = Callable[..., None]
+"""Writes a line of the trace: ``note(tensor="x", first=0)``."""
+
+
+class Driver(Protocol):
+    """A module in ``drivers/``."""
+
+    SYMPTOM: str
+    """What users saw of a call whose result is wrong."""
+
+    def load(self, file: Path) -> Any:
+        """Load a plugin file, and return what `start` needs of it."""
+
+    def start(self, loaded: Any, workload: Mapping[str, Any]) -> Any:
+        """Return a new part, before the first call of a workload."""
+
+    def call(self, part: Any, call: Any, note: Note) -> Mapping[str, int]:
+        """Make one call. Return what it counted (see ``UNITS`` in ``command.py``). Raise `Broken` if it went wrong."""
+
+    def draw(self, rng: random.Random, number: int) -> Mapping[str, Any]:
+        """Return a random workload. ``number``, from 1, grows."""
+
+
+def driver_of(piece: Piece) -> Driver:
+    """Return the driver of a piece."""
+    return cast(Driver, importlib.import_module(f"minisgl.chapters.lab.museum.drivers.{piece.driver}"))
+
+
+def show_calls(piece: Piece, file: Path, trace: Path) -> dict[str, Any]:
+    """Make the piece's calls, and write the trace. Return what an operator sees."""
+    driver, lines, wrong = driver_of(piece), list[str](), 0
+    part = driver.start(driver.load(file), piece.workload)
+    for step, call in enumerate(piece.workload["calls"], 1):
+
+        def note(step: int = step, **entry: Any) -> None:
+            lines.append(json.dumps({"step": step, **entry}))
+
+        try:
+            driver.call(part, call, note)
+        except Broken:
+            wrong += 1
+    trace.write_text("\n".join(lines) + "\n", "utf-8")
+    symptom = driver.SYMPTOM if wrong else "All results were right."
+    return {"symptom": symptom, "calls": len(piece.workload["calls"])}
+
+
+def play_calls(piece: Piece, file: Path, seed: int, numbers: Sequence[int]) -> dict[str, Any]:
+    """Return what a plugin counts in the piece's calls and in random workloads, or what it breaks."""
+    driver, counted = driver_of(piece), {"own": Counter[str](), "random": Counter[str]()}
+    loaded = driver.load(file)
+    drawn = [driver.draw(random.Random(f"{seed} {number}"), number) for number in numbers]
+    for number, workload in enumerate([piece.workload, *drawn]):
+        part = driver.start(loaded, workload)
+        for step, call in enumerate(workload["calls"], 1):
+            try:
+                counted["random" if number else "own"].update(driver.call(part, call, lambda **entry: None))
+            except Broken as broken:
+                seen = f"{broken.promise} {broken.seen}"
+                if number == 0:
+                    return {"broken": f"{piece.broken_in(step)}: {seen}"}
+                where = f"{piece.noun} {step} of random workload {number}" if len(workload["calls"]) > 1 else ""
+                return {"broken": f"In {where or f'random {piece.noun} {number}'} of seed {seed}: {seen}"}
+    return {where: dict(counts) for where, counts in counted.items()}
