@@ -135,3 +135,11 @@ class FewToolsPacker(ToolPacker):
     """Packs conversations with tools into every sixth row. So any 24 rows hold 20 of the usual text."""
 
     EVERY: ClassVar[int] = 6
+
+
+class HandbookPacker(FewToolsPacker):
+    """Packs handbooks into every second row, and the rows of `FewToolsPacker` into the others."""
+
+    @classmethod
+    def domain_of(cls, row: int) -> str:
+        return "handbook" if row % 2 else super().domain_of(row // 2)

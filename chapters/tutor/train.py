@@ -30,7 +30,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from minisgl.chapters.tutor import model as models
-from minisgl.chapters.tutor.packing import FewToolsPacker, Packer, Rows
+from minisgl.chapters.tutor.packing import FewToolsPacker, HandbookPacker, Packer, Rows
 from minisgl.models.shipped import weights_dir
 
 WARMUP, DECAY = 0.01, 0.5
@@ -225,6 +225,13 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
         default=Packer,
         dest="packer",
         help="let every sixth row hold conversations with tools, so that the model needs no tuning for them",
+    )
+    parser.add_argument(
+        "--handbooks",
+        action="store_const",
+        const=HandbookPacker,
+        dest="packer",
+        help="as --tools, but every second row is about handbooks, which are learned last",
     )
     parser.add_argument("--model", choices=models.NAMES, default="tutor")
     parser.add_argument("--out", type=Path, required=True, help="folder to write the trained model to")

@@ -172,6 +172,8 @@ def test_rows() -> None:
     names = [packing.FewToolsPacker.domain_of(row) for row in range(24)]
     assert names[::6] == ["tools"] * 4
     assert [name for name in names if name != "tools"] == list(packing.DOMAIN_CYCLE)
+    books = [packing.HandbookPacker.domain_of(row) for row in range(48)]
+    assert (books[::2], books[1::2]) == (names, ["handbook"] * 24)
     packer = packing.ToolPacker(weights_dir() / "tokenizer.json", seed=3, length=512)
     rows = packer.rows(0, 2)
     tokenizer = Tokenizer.from_file(str(weights_dir() / "tokenizer.json"))
