@@ -91,9 +91,6 @@ class ServerConfig:
     max_queued: int = 4096
     """Maximum number of open requests (waiting and running). A request above this limit gets HTTP status 503, or takes
     the place of those of a client that has more than its share."""
-    max_body: int | None = None
-    """Maximum size of a request's body in bytes. A larger one gets HTTP status 413. Default: 64 bytes for each token
-    that the server allows for a request, and at least 1 MiB."""
     drain_timeout: float = 30.0
     """Seconds that open requests may take to finish after SIGTERM, before the server stops."""
     extensions: list[str] | None = None
@@ -109,7 +106,6 @@ class ServerConfig:
         need(self.api_key != "", "api_key", "a key, or null for none")
         need(self.served_model_name != "", "served_model_name", "a name, or null for the model's")
         need(self.max_queued >= 1, "max_queued", "at least 1")
-        need(self.max_body is None or self.max_body >= 1, "max_body", "at least 1, or null for the default")
         seconds_ok = math.isfinite(self.drain_timeout) and self.drain_timeout >= 0.0
         need(seconds_ok, "drain_timeout", "a number of seconds, at least 0")
 

@@ -57,7 +57,6 @@ from minisgl.config import ROUTER_GROUPS, Config, ConfigError
 from minisgl.models.resolve import resolve_model
 from minisgl.options.compose import compose, split_plugins
 from minisgl.plugin_manager.manager import PluginManager
-from minisgl.server.app import MIN_BODY, default_max_body
 from minisgl.server.errors import ApiError
 from minisgl.tokenizer.tokenizer import build_tokenizer
 from minisgl.utils.log import setup_logging
@@ -443,7 +442,7 @@ class HandleRelay(Relay):
 
     def __init__(self, engine: DeploymentHandle, reader: PromptReader, config: ClusterConfig):
         server = config.server
-        super().__init__(reader, server.max_body or MIN_BODY, server.api_key, server.request_timeout)
+        super().__init__(reader, server.body_limit(0), server.api_key, server.request_timeout)
         self._engine = engine
 
     def _begin(self, view: PromptView, generate: bool, before: Sequence[Attempt]) -> HandleAttempt:
@@ -460,7 +459,7 @@ class Ingress:
         config, manager = compose_options(words)
         setup_logging(config.log_level, config.log_format, "ingress")
         self._engine = engine
-        self._fixed_max_body = config.server.max_body is not None
+        self._body_limit = config.server.body_limit
         self._reader = PromptReader(
             build_tokenizer(config.tokenizer, manager, resolve_model(config.model), config.parse_special_tokens),
             config.kv_events.hash_seed,
@@ -483,8 +482,7 @@ class Ingress:
                 log.warning("no engine tells its sizes: %s", error)
                 await asyncio.sleep(INFO_POLL_SECONDS)
         self._reader.begin(block_size, max_seq_len)
-        if not self._fixed_max_body:
-            self._relay.max_body = default_max_body(max_seq_len)
+        self._relay.max_body = self._body_limit(max_seq_len)
 
 
 class _Application(StarletteResponse):

@@ -14,11 +14,11 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 from starlette.datastructures import Headers
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Scope, Send
 
 from minisgl.cluster.upstream import UpstreamError
-from minisgl.server.app import is_authorized, read_body
+from minisgl.server.app import is_authorized
 from minisgl.server.errors import CLIENT_CLOSED_REQUEST, ApiError, timed_out
 from minisgl.server.generate import Json, wait_for_disconnect
 from minisgl.server.request_record import record_of
@@ -75,11 +75,23 @@ class Body:
     async def read(self, request: Request, limit: int) -> None:
         """Read the body. Raise `ApiError` if it is larger than ``limit`` bytes (413), or the buffer is full (503)."""
 
-        def count(size: int) -> None:
-            self._buffer.add(size, limit)
-            self._counted += size
+        def too_large() -> ApiError:
+            return ApiError(413, f"The body is larger than {limit} bytes (server.max_body).", code="request_too_large")
 
-        self.data = await read_body(request, limit, count)
+        length = request.headers.get("content-length", "")
+        if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > limit):
+            raise too_large()
+        body = bytearray()
+        try:
+            async for part in request.stream():
+                body += part
+                if len(body) > limit:
+                    raise too_large()
+                self._buffer.add(len(part), limit)
+                self._counted += len(part)
+        except ClientDisconnect:
+            raise ApiError(CLIENT_CLOSED_REQUEST, "The client disconnected.") from None
+        self.data = bytes(body)
 
     def release(self) -> None:
         """Drop the bytes: the request will not be sent again."""

@@ -37,10 +37,6 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound=msgspec.Struct)
 T = TypeVar("T")
-MIN_BODY = 2**20
-"""The smallest default of ``server.max_body``, in bytes."""
-BODY_BYTES_PER_TOKEN = 64
-"""The bytes of a body that the default of ``server.max_body`` allows for each token of the context."""
 SMALL_BODY = 2**16
 """The largest size of a body, in bytes, that is parsed in the event loop's thread."""
 
@@ -85,7 +81,10 @@ class Api:
         for check_headers in self._check_headers:
             check_headers(request.headers)
         max_seq_len = self.dispatcher.max_seq_len
-        body = await read_body(request, self.config.server.max_body or default_max_body(max_seq_len))
+        try:
+            body = await request.body()
+        except ClientDisconnect:
+            raise ApiError(CLIENT_CLOSED_REQUEST, "The client disconnected.") from None
 
         def check_and_convert(parsed: S) -> T:
             if max_seq_len:  # else the server is starting: it refuses the request anyway
@@ -252,36 +251,6 @@ def is_authorized(given: str, api_key: str | None) -> bool:
     if api_key is None:
         return True
     return scheme.lower() == "bearer" and hmac.compare_digest(key.strip(" ").encode("latin-1"), api_key.encode())
-
-
-def default_max_body(max_seq_len: int) -> int:
-    """Return the default of ``server.max_body`` for a server that allows ``max_seq_len`` tokens a request."""
-    return max(MIN_BODY, BODY_BYTES_PER_TOKEN * max_seq_len)
-
-
-async def read_body(request: Request, limit: int, on_part: Callable[[int], None] | None = None) -> bytes:
-    """Return a request's body. Raise `ApiError` (413) if it is larger than ``limit`` bytes, before it is all read.
-
-    ``on_part(size)`` is called with the bytes of each part that arrives. It may raise `ApiError`.
-    """
-
-    def too_large() -> ApiError:
-        return ApiError(413, f"The body is larger than {limit} bytes (server.max_body).", code="request_too_large")
-
-    length = request.headers.get("content-length", "")
-    if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > limit):
-        raise too_large()
-    body = bytearray()
-    try:
-        async for part in request.stream():
-            body += part
-            if len(body) > limit:
-                raise too_large()
-            if on_part is not None:
-                on_part(len(part))
-    except ClientDisconnect:
-        raise ApiError(CLIENT_CLOSED_REQUEST, "The client disconnected.") from None
-    return bytes(body)
 
 
 async def parse_body(

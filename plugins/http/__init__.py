@@ -13,6 +13,10 @@ from minisgl.config import ServerConfig, checker
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,]+")
 _HOST_NAME = re.compile(r"[A-Za-z0-9._-]+")
+MIN_BODY = 2**20
+"""The smallest default of ``server.max_body``, in bytes."""
+BODY_BYTES_PER_TOKEN = 64
+"""The bytes of a body that the default of ``server.max_body`` allows for each token of the context."""
 
 
 @dataclass
@@ -22,6 +26,9 @@ class HttpConfig(ServerConfig):
     admin_key: str | None = None
     """If set, a request with the header ``Authorization: Bearer <admin_key>`` may empty the prefix cache
     (``/flush_cache``) and abort requests (``/abort_request``). Default: no request may."""
+    max_body: int | None = None
+    """Maximum size of a request's body in bytes. A larger one gets HTTP status 413. Default: 64 bytes for each token
+    that the server allows for a request, and at least 1 MiB."""
     max_choices: int | None = None
     """Maximum number of choices of one HTTP request: ``n`` for each prompt. More get HTTP status 400. Default: a
     quarter of ``max_queued``, but not less than 128."""
@@ -65,6 +72,7 @@ class HttpConfig(ServerConfig):
         need = checker(self, "server.")
         need(self.admin_key != "", "admin_key", "a key, or null for none")
         need(self.max_connections >= 1, "max_connections", "at least 1")
+        need(self.max_body is None or self.max_body >= 1, "max_body", "at least 1, or null for the default")
         choices_ok = self.max_choices is None or 1 <= self.max_choices <= self.max_queued
         need(choices_ok, "max_choices", "from 1 to server.max_queued, or null for the default")
         need(math.isfinite(self.watchdog) and self.watchdog >= 0.0, "watchdog", "a number of seconds, at least 0")
@@ -84,3 +92,7 @@ class HttpConfig(ServerConfig):
         url_ok = url is None or re.fullmatch(r"https?://[^\s/?#]+[^\s?#]*", url) is not None
         need(url_ok, "otlp_endpoint", "a URL such as http://localhost:4318, or null for no traces")
         need(self.responses_store in ("none", "memory"), "responses_store", "none or memory")
+
+    def body_limit(self, max_seq_len: int) -> int:
+        """Return the largest size of a body in bytes. ``max_seq_len``: the most tokens of a request, or 0."""
+        return self.max_body or max(MIN_BODY, BODY_BYTES_PER_TOKEN * max_seq_len)

@@ -59,14 +59,11 @@ class ExactRouter:
     ):
         from minisgl.cluster.prompt_reader import PromptReader
         from minisgl.cluster.proxy import Proxy
-        from minisgl.server.app import MIN_BODY
 
         self._cluster, self._status = cluster, status
         self._reader = PromptReader(make_tokenizer(), cluster.kv_events.hash_seed, cluster.server.api_key)
         server = cluster.server
-        self._proxy = Proxy(
-            policy, status, self._reader, server.max_body or MIN_BODY, server.api_key, server.request_timeout
-        )
+        self._proxy = Proxy(policy, status, self._reader, server.body_limit(0), server.api_key, server.request_timeout)
         self.status_url = ""
         self._folder = make_folder()
         self._starts = 0
@@ -96,13 +93,11 @@ class ExactRouter:
     async def add(self, index: int, url: str) -> None:
         from minisgl.cluster.kv_subscriber import KVSubscriber
         from minisgl.cluster.router import address_of
-        from minisgl.server.app import default_max_body
 
         info = await self._server_info(url)
         length = info["context_length"]
         self._reader.begin(info["page_size"], length)
-        if self._cluster.server.max_body is None:
-            self._proxy.max_body = default_max_body(length)
+        self._proxy.max_body = self._cluster.server.body_limit(length)
         replica = self._proxy.connect(index, *address_of(url), info["page_size"])
         self._subscribers[index] = KVSubscriber(*self._endpoints[index], replica.apply)
 

@@ -16,14 +16,15 @@ import msgspec
 import pytest
 from starlette.requests import Request
 
-from minisgl.plugins.http import HttpConfig
+from minisgl.plugins.http import MIN_BODY, HttpConfig
 from minisgl.plugins.http.apis import completion
 from minisgl.plugins.http.apis.completion import CompletionRequest
 from minisgl.plugins.http.apis.parameters import FullChatRequest
+from minisgl.plugins.http.body_size import counted
 from minisgl.plugins.http.bounds import MAX_FIELD, MAX_PROMPTS, Bounds
 from minisgl.plugins.http.tokenize import DetokenizeBody, TokenizeBody, check_tokens
 from minisgl.server import parsing
-from minisgl.server.app import MIN_BODY, SMALL_BODY, default_max_body, parse_body, read_body
+from minisgl.server.app import SMALL_BODY, parse_body
 from minisgl.server.errors import ApiError
 from minisgl.testing.serving import Server
 
@@ -164,16 +165,17 @@ def test_body_over_the_limit_is_not_read(headers: dict[str, str]) -> None:
         return {"type": "http.request", "body": b"12345", "more_body": True}
 
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-    request = Request({"type": "http", "method": "POST", "headers": raw}, receive)
+    scope = {"type": "http", "method": "POST", "headers": raw}
     with pytest.raises(ApiError, match="larger than 10 bytes") as error:
-        asyncio.run(read_body(request, 10))
+        asyncio.run(Request(scope, counted(scope, receive, 10)).body())
     assert error.value.status == 413
     assert len(received) == (0 if headers else 3)
 
 
 def test_default_of_max_body() -> None:
-    assert default_max_body(2048) == MIN_BODY
-    assert default_max_body(131072) == 64 * 131072
+    assert HttpConfig().body_limit(2048) == MIN_BODY
+    assert HttpConfig().body_limit(131072) == 64 * 131072
+    assert HttpConfig(max_body=5).body_limit(131072) == 5
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NamedTuple
 
+from minisgl.plugins.http import HttpConfig
+
 UNANSWERED = "no answer"
 """What `Target.send` returns for a connection that ended without a response."""
 
@@ -31,9 +33,7 @@ class Target(NamedTuple):
     @property
     def largest_body(self) -> int:
         """The largest body in bytes that the server accepts by default."""
-        from minisgl.server.app import default_max_body  # imports FastAPI, which most abuses do not need
-
-        return default_max_body(self.max_model_len)
+        return HttpConfig().body_limit(self.max_model_len)
 
     @property
     def seconds_left(self) -> float:
