@@ -28,12 +28,13 @@ COUNTED = {
     "shard": "66 launches",
     "ring": "77.3 µs",
     "experts": "205 operations",
-    "draft": "1.63 tokens a step, and 267 drafts",
+    "draft": "1.00 times the cost of `match_tokens=3`, 1.96 tokens a step, 1,893 drafts",
     "int8": "1.06 bytes a number, 2.3 % off",
-    "grammar": "112 steps, and 0 drafts",
+    "grammar": "1.00 times the steps without drafts: 933 tokens, 933 steps, 0 drafts",
     "fuse": "1.00 times the places of tiles of 16 rows and a power of two",
     "window": "1.00 times the tokens that eviction by last use finds",
-    "slo": "TTFT p99 1,577 ms, longest gap 33 ms, 3 documents' prompts in the flood, all done after 11.7 s",
+    "slo": "1.00 times the late answers of `slo`, longest gap 33 ms, 12 documents' prompts in the floods (`slo`: 12), "
+    "documents done after 12.3 s (`slo`: 12.3 s)",
 }
 BETTER = {
     # A constant number of tokens in each step: prompts get what decode rows leave of it.
@@ -100,27 +101,6 @@ BETTER = {
             "class BlocksLayer(nn.Module):\n",
         ),
     ],
-    # The tokens of the text that must follow, each as long as possible, without the last one.
-    "grammar": [
-        (
-            "    def read(self, text: str) -> bool:\n",
-            "    def forced(self, count):\n"
-            "        automaton, state, text = self.masks_of.automaton, self.state, b''\n"
-            "        while len(text) < 64 and state and not automaton.is_final(state):\n"
-            "            after = [(byte, s) for byte in range(256) if (s := automaton.after(state, byte))]\n"
-            "            if len(after) != 1:\n"
-            "                break\n"
-            "            text, state = text + bytes([after[0][0]]), after[0][1]\n"
-            "        known = {t: i for i, t in enumerate(self.masks_of.tokens)}\n"
-            "        found = []\n"
-            "        while text:\n"
-            "            size = next(n for n in range(len(text), 0, -1) if text[:n] in known)\n"
-            "            found.append(known[text[:size]])\n"
-            "            text = text[size:]\n"
-            "        return found[:-1][:count]\n\n"
-            "    def read(self, text: str) -> bool:\n",
-        ),
-    ],
     # Pages of windows are evicted first if no prompt ends, and none branches, where they would be read.
     "window": [
         (
@@ -142,47 +122,6 @@ BETTER = {
             "        return np.array(found, np.int32)\n\n\n"
             "class MyManager(GroupManager):\n",
         )
-    ],
-    # Large steps, and a share for documents that depends on the interactive prompt tokens that wait.
-    "slo": [
-        ("    batch_share: float = 0.25\n", '    sharing: str = "rules"\n    batch_share: float = 0.25\n'),
-        (
-            "self.step_tokens, self.batch_share)",
-            '852 if self.sharing == "own" else self.step_tokens, self.batch_share, self.sharing)',
-        ),
-        (
-            "step_tokens: int, batch_share: float):\n",
-            "step_tokens: int, batch_share: float, sharing: str):\n        self.sharing = sharing\n",
-        ),
-        (
-            "        used, without_room = ",
-            '        if self.sharing == "own":\n'
-            "            self.batch_share = 0.5 if sum(map(wanted_tokens, urgent)) < 5000 else 0.05\n"
-            "        used, without_room = ",
-        ),
-    ],
-    # The longest match of at most 8 tokens, and one draft more than it has tokens.
-    "draft": [
-        ("    match_tokens: int = 3\n", '    drafting: str = "rules"\n    match_tokens: int = 3\n'),
-        (
-            "match_tokens: int):\n        self.max_drafts, ",
-            "match_tokens: int, drafting: str):\n        self.drafting = drafting\n        self.max_drafts, ",
-        ),
-        ("(self.max_drafts, self.match_tokens)", "(self.max_drafts, self.match_tokens, self.drafting)"),
-        (
-            "            drafts.append(text.copy(unread + limit)[unread:])\n",
-            "            if self.drafting != 'own':\n"
-            "                drafts.append(text.copy(unread + limit)[unread:])\n"
-            "                continue\n"
-            "            drafts.append([])\n"
-            "            chars = ''.join(map(chr, text.tokens))\n"
-            "            for n in range(8, 0, -1):\n"
-            "                start = chars.rfind(chars[-n:], 0, -1) + n\n"
-            "                if start >= n:\n"
-            "                    most, period = min(limit, n + 1), len(chars) - start\n"
-            "                    drafts[-1] = [ord(chars[start + i % period]) for i in range(unread, unread + most)]\n"
-            "                    break\n",
-        ),
     ],
     # Pages that a second request used are evicted as if their last use were 1,000 uses later.
     "radix": [
@@ -297,20 +236,20 @@ def test_better_plugin_passes_the_gates(
     assert len(verdicts) == 3 and all(verdict.green for verdict in verdicts), verdicts
 
 
-@pytest.mark.parametrize(("step", "share"), [(768, 0.25), (852, 0.175), (852, 0.15)])
+@pytest.mark.parametrize(("step", "share"), [(820, 0.25), (820, 0.0)])
 def test_other_constants_do_not_beat_slo(server: ForkServer, step: int, share: float, tmp_path: Path) -> None:
     text = solution(find("slo")).replace("step_tokens: int = 512", f"step_tokens: int = {step}")
     counted, beaten = measure(server, "slo", text.replace("share: float = 0.25", f"share: float = {share}"), tmp_path)
-    assert not beaten and "1,577" not in counted, counted
+    assert not beaten and not counted.startswith("1.00"), counted
 
 
-@pytest.mark.parametrize(("match", "most"), [(1, 5), (2, 8), (2, 7)])
+@pytest.mark.parametrize(("match", "most"), [(1, 5), (2, 7)])
 def test_other_constants_do_not_beat_draft(server: ForkServer, match: int, most: int, tmp_path: Path) -> None:
     text = solution(find("draft")).replace("match_tokens: int = 3", f"match_tokens: int = {match}")
     counted, beaten = measure(
         server, "draft", text.replace("max_drafts: int = 8", f"max_drafts: int = {most}"), tmp_path
     )
-    assert not beaten and "1.63" not in counted, counted
+    assert not beaten and not counted.startswith("1.00"), counted
 
 
 @pytest.mark.parametrize(
