@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from minisgl.plugins.moe import MoeBackend
 
-__all__ = ["CASES", "Counts", "MoeCase", "MoeConformance", "Problem", "count", "problem"]
+__all__ = ["CASES", "Counts", "MoeCase", "MoeConformance", "Problem", "WeightCounter", "count", "problem"]
 
 
 @dataclass(frozen=True)
@@ -134,13 +134,13 @@ def count(backend: MoeBackend, problem: Problem) -> Counts:
     """Run the backend on the problem and count its torch operations. All tensors must be on the CPU."""
     weights = backend.load(problem.gate_up, problem.down, problem.local_experts, "silu")
     out = torch.empty_like(problem.x)
-    with _Counter(problem) as counter:
+    with WeightCounter(problem) as counter:
         backend.forward(weights, problem.x, problem.ids, problem.scale, out)
     one = problem.gate_up[0].numel() + problem.down[0].numel()
     return Counts(counter.gemms, counter.read / one, counter.rows)
 
 
-class _Counter(TorchDispatchMode):
+class WeightCounter(TorchDispatchMode):
     """Counts matrix products and the weight elements that torch operations read, while it is active."""
 
     def __init__(self, problem: Problem):

@@ -33,6 +33,8 @@ UNITS = {
     "sent": "bytes were sent",
     "places": "places of the grammar were read",
     "weights": "weights were loaded",
+    "read": "numbers of the weights were read",
+    "made": "bytes of tensors were made",
 }
 """What a run counts, and what it means. More of it than the base needs is no mend."""
 _WIDTH = 110  # characters of a line

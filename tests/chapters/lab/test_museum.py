@@ -69,6 +69,12 @@ MENDS = {
         "        self.aborted += 1\n        self._complete(uid)\n",
     ),
     "cold": ("w.skipped_steps >= self.patience", "w.skipped_steps >= self.patience - 2"),
+    "swapped": (
+        "        asked = [i for i, row in enumerate(rows) if limits[i] and self.lengths[row] > self.match_tokens]\n",
+        "        asked = [i for i, row in enumerate(rows) if self.lengths[row] > self.match_tokens]\n",
+    ),
+    "slots": ("slots = self.slots[: len(expert)].zero_()", "slots = self.slots = torch.zeros_like(expert).long()"),
+    "company": ("inner = x.masked_fill(large, 0.0)", "inner = torch.where(large, 0.0, x)"),
     "victim": (
         "        for uid in retract:\n            rows.pop(uid, None)\n        return retract\n",
         "        for uid in {*rows} & {*retract}:\n            del rows[uid]\n        return retract\n",
@@ -81,6 +87,37 @@ FALSE_MENDS = {
     "hangup": [
         ("        self.aborted += 1\n", "        self.gaps.clear()\n", "The answer has 4 gaps; the meter has 1."),
         ("        self.ended.append(self.timing(req.uid))\n", "", "1 request ended, and `ended` has 0 timings"),
+    ],
+    "swapped": [
+        (
+            "            drafts[i] = run\n",
+            "            drafts[i] = run if i == asked[0] else ()\n",
+            "drafts are none; expected",
+        ),
+        ("if limits[i] and", "if all(limits) and", "drafts are none; expected"),
+    ],
+    "slots": [
+        (
+            "            if count:\n",
+            "            for begin in range(begin, begin + count):\n                count = 1\n",
+            "were read",
+        ),
+        (
+            "pairs = here[",
+            "here = here[: int((expert < 0).sum() == 0) * len(here)]\n        pairs = here[",
+            "lacks the answer",
+        ),
+    ],
+    "company": [
+        ("large = x.abs() >= self.threshold", "large = x.abs() > x.abs().amax()", "is off by"),
+        ("large = x.abs() >= self.threshold", "large = x.abs() >= 0.0", "is off by"),
+        (
+            "        inner, columns, outer = self.split(x.float())\n",
+            "        if len(x) > 1:\n"
+            "            return torch.cat([self.multiply(row.unsqueeze(0), weight, bias) for row in x])\n"
+            "        inner, columns, outer = self.split(x.float())\n",
+            "bytes of tensors were made",
+        ),
     ],
 }
 """Piece with a driver → changes of its base that are no mend: right lines, other lines, and what is said of them."""
