@@ -138,7 +138,7 @@ def _show(piece: Piece, folder: Folder, options: argparse.Namespace) -> int:
         print(
             f"It made {amount(found['calls'], 'call')}. What users saw: {found['symptom']}\nwrote {trace}: {piece.look}"
         )
-        _print_next(piece, options, f"{shlex.quote(str(trace))}    lines of JSON; a {piece.noun} is a step")
+        _print_next(piece, options, f"{shlex.quote(str(trace))}    lines of JSON; each {piece.noun} is a step")
         return 0
     uid, waited = found["longest"]
     print(

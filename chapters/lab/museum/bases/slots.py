@@ -56,7 +56,7 @@ class SlotMoe:
         return self.gather(scale, out)
 
     def reserve(self, pairs: int, x: Tensor) -> None:
-        """Make the buffers long enough for a step with so many pairs."""
+        """Make the buffers long enough for a step with that many pairs."""
         if pairs >= len(self.rows) or self.rows.dtype != x.dtype or self.rows.shape[1] != x.shape[1]:
             self.rows = x.new_zeros(pairs + 1, x.shape[1])
             self.slots = torch.zeros(pairs, dtype=torch.int64, device=x.device)

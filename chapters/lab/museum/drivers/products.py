@@ -1,7 +1,7 @@
-"""A linear layer in integers of 8 bits. A call is a step: the names of the rows of its batch.
+"""A linear layer in integers of 8 bits. A call is a batch: the names of its rows.
 
 A workload has ``columns``, ``outputs`` and ``rows``: the name of each row, and its columns with a large number. A row
-has the same numbers in each step. The trace has a line for each row of a step, with the first numbers of its result.
+has the same numbers in each batch. The trace has a line for each row of a batch, with the first numbers of its result.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Layer:
 
 
 def rounded(x: Tensor) -> Tensor:
-    """Return the numbers that the integers of x [rows, columns] stand for, in float64."""
+    """Return x [rows, columns], rounded to its integers and multiplied with their scales, in float64."""
     scales = x.abs().amax(1, keepdim=True) / 127
     return torch.where(scales > 0, x / scales, 0.0).round().double() * scales.double()
 
@@ -107,7 +107,7 @@ def start(manager: PluginManager, workload: Mapping[str, Any]) -> Layer:
 
 
 def call(layer: Layer, names: Any, note: Note) -> dict[str, int]:
-    """Compute one step. Return the bytes of the tensors that it made."""
+    """Compute one batch. Return the bytes of the tensors that it made."""
     x = torch.stack([layer.row(name) for name in names])
     with torch.no_grad(), Made() as made:
         got = layer.layer(x.clone())
@@ -126,8 +126,8 @@ def call(layer: Layer, names: Any, note: Note) -> dict[str, int]:
 
 
 def draw(rng: random.Random, number: int) -> dict[str, Any]:
-    """Return a random layer, and some steps."""
+    """Return a random layer, and some batches."""
     columns, outputs = rng.choice([32, 48, 96]), rng.choice([64, 128])
     rows = {name: rng.sample(range(columns), rng.choice([0, 0, 1, 2])) for name in "abcdef"}
-    steps = [rng.sample(sorted(rows), rng.randint(1, 4)) for _ in range(rng.randint(2, 6))]
-    return {"calls": steps, "columns": columns, "outputs": outputs, "rows": rows}
+    batches = [rng.sample(sorted(rows), rng.randint(1, 4)) for _ in range(rng.randint(2, 6))]
+    return {"calls": batches, "columns": columns, "outputs": outputs, "rows": rows}

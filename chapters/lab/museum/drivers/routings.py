@@ -1,4 +1,4 @@
-"""A MoE backend. A call is a step: the experts that each of its tokens chose. All steps use the same layer's weights.
+"""A MoE backend. A call is a batch: the experts that each token chose. All batches use the same layer's weights.
 
 A workload has ``experts`` experts; those of this rank are ``here`` of them, from ``first`` on. The trace has a line for
 each token: its choices, those that are on this rank, and the first numbers of its result.
@@ -51,7 +51,7 @@ def start(manager: PluginManager, workload: Mapping[str, Any]) -> Layer:
 
 
 def call(layer: Layer, tokens: Any, note: Note) -> dict[str, int]:
-    """Compute one step, and count the rows and the weights that its products read."""
+    """Compute one batch, and count the rows and the weights that its products read."""
     generator = torch.Generator().manual_seed(sum((7 * i + 1) * e for i, each in enumerate(tokens) for e in each))
     ids = torch.tensor(tokens, dtype=torch.int32)
     x = torch.randn(len(ids), HIDDEN, generator=generator)
@@ -73,9 +73,9 @@ def call(layer: Layer, tokens: Any, note: Note) -> dict[str, int]:
 
 
 def draw(rng: random.Random, number: int) -> dict[str, Any]:
-    """Return a random layer, and some steps."""
+    """Return a random layer, and some batches."""
     experts = rng.randint(2, 9)
     here = rng.randint(1, experts)
     top_k = rng.randint(1, min(3, experts))
-    steps = [[rng.sample(range(experts), top_k) for _ in range(rng.randint(1, 9))] for _ in range(rng.randint(2, 5))]
-    return {"calls": steps, "experts": experts, "first": rng.randint(0, experts - here), "here": here}
+    batches = [[rng.sample(range(experts), top_k) for _ in range(rng.randint(1, 9))] for _ in range(rng.randint(2, 5))]
+    return {"calls": batches, "experts": experts, "first": rng.randint(0, experts - here), "here": here}
