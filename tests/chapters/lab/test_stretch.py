@@ -152,7 +152,7 @@ BETTER = {
     "replay": [
         (
             "*(1 << i for i in range((max_rows - 1).bit_length()))",
-            "*(n for n in (2, 6, 13, 26, 41, 49, 64, 130) if n < max_rows)",
+            "*(n for n in (1, 4, 7, 11, 23, 48, 64, 130) if n < max_rows)",
         )
     ],
 }
@@ -241,6 +241,14 @@ def test_other_constants_do_not_beat_slo(server: ForkServer, step: int, share: f
     text = solution(find("slo")).replace("step_tokens: int = 512", f"step_tokens: int = {step}")
     counted, beaten = measure(server, "slo", text.replace("share: float = 0.25", f"share: float = {share}"), tmp_path)
     assert not beaten and not counted.startswith("1.00"), counted
+
+
+@pytest.mark.parametrize("sizes", ["2, 6, 13, 26, 41, 49, 64", "1, 4, 8, 16, 32, 48, 64"])
+def test_replay_needs_a_graph_of_one_row(server: ForkServer, sizes: str, tmp_path: Path) -> None:
+    text = better("replay").replace("1, 4, 7, 11, 23, 48, 64", sizes)
+    counted, beaten = measure(server, "replay", text, tmp_path)
+    assert not beaten and counted.endswith("7 graphs"), counted
+    assert (float(counted[:4]) > 1) == sizes.startswith("2"), counted
 
 
 @pytest.mark.parametrize(("match", "most"), [(1, 5), (2, 7)])
