@@ -11,6 +11,7 @@ carry the tokens of all requests of one scheduler step in one message.
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -139,16 +140,18 @@ class Schedule(Message):
     group: int = 0
 
 
-class Query(Message):
-    """A question of an extension to a worker process, which calls a function and sends an `Answer`.
+class Call(Message):
+    """An instruction of a plugin to another process of the server: call a function, between two other messages.
 
-    ``function`` is its place, such as ``package.module:name``. Its arguments are the worker's `TextWorker` or
-    `SchedulerLoop`, and then ``arguments``. ``uid`` identifies this question, not a request.
+    ``function`` is its place, such as ``package.module:name``. Its arguments are the process's `TextWorker`,
+    `SchedulerLoop` or `Dispatcher`, and then ``arguments``. An error of the function ends the process.
     """
 
-    uid: int
     function: str
     arguments: list[Any] = []
+
+    def run(self, process: object) -> None:
+        pkgutil.resolve_name(self.function)(process, *self.arguments)
 
 
 class Stop(Message):
@@ -218,30 +221,7 @@ class Replies(Message):
     deltas: list[Delta]
 
 
-class Answer(Message):
-    """The answer to `Query`: what the function returned, or the error message, parameter and HTTP status of ``error``.
-
-    A struct in ``value`` arrives as a dictionary or a list.
-    """
-
-    uid: int
-    value: Any = None
-    error: Finished | None = None
-
-
-class PluginMessage(Message):
-    """Bytes between the two halves of a plugin: an observer and an extension of the API server, in either direction.
-
-    ``topic`` is their name for it. See `minisgl.message.link.Link`.
-    """
-
-    topic: str
-    data: bytes
-
-
-AnyMessage: TypeAlias = (
-    Submit | Abort | Limits | Schedule | Query | Stop | Outputs | Accepted | Replies | Answer | PluginMessage
-)
+AnyMessage: TypeAlias = Submit | Abort | Limits | Schedule | Call | Stop | Outputs | Accepted | Replies
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
 
 

@@ -1,48 +1,47 @@
-"""`Link`: what connects an observer, in rank 0's process, with an extension of the API server.
+"""`Link`: what connects the two halves of a plugin, an observer in rank 0's process and an extension of the API server.
 
-The two halves of a plugin exchange bytes on a *topic*, a name that both know. The bytes travel in `PluginMessage`, by
-the queues of all other messages, so they keep their order. An extension may also have a tokenizer or the scheduler call
-a function (`answer_query`).
+They exchange bytes on a *topic*, a name that both know. The bytes travel in a `Call`, by the queues of all other
+messages, so they keep their order.
 """
 
 from __future__ import annotations
 
 import logging
-import pkgutil
 from collections.abc import Callable
+from typing import Any
 
 from minisgl.core import Finished, InvalidRequestError
-from minisgl.message import Answer, Message, PluginMessage, Query
+from minisgl.message import Call, Message
 
 log = logging.getLogger(__name__)
 
 
 class Link:
-    """The end of the connections in rank 0's process. ``send`` sends a message to the API server.
+    """One end of the connections: that of all observers, or that of all extensions. ``put`` sends to the other end.
 
-    ``receivers`` has for each topic the function that gets the extension's messages, between two steps. Each function
-    of ``holds`` is asked before a step, and returns the seconds for which the step has to wait: 0 if it may begin. The
-    scheduler's loop goes on handling messages meanwhile, and then asks again.
+    ``receivers`` has for each topic the function that gets the other half's messages: an observer gets them between two
+    steps. Each function of ``holds`` is asked before a step, and returns the seconds for which the step has to wait: 0
+    if it may begin. The scheduler's loop goes on handling messages meanwhile, and then asks again.
     """
 
-    def __init__(self, send: Callable[[Message], None]):
-        self._send = send
+    def __init__(self, put: Callable[[Message], None]):
+        self._put = put
         self.receivers: dict[str, Callable[[bytes], None]] = {}
         self.holds: list[Callable[[], float]] = []
 
     def send(self, topic: str, data: bytes) -> None:
-        """Send bytes to the extension that listens to ``topic``. It never blocks."""
-        self._send(PluginMessage(topic, data))
-
-    def receive(self, message: PluginMessage) -> None:
-        """Hand over a message of an extension. Ignore a topic without a receiver."""
-        receiver = self.receivers.get(message.topic)
-        if receiver is not None:
-            receiver(message.data)
+        """Send bytes to the other half, which listens to ``topic``. It never blocks."""
+        self._put(Call(f"{__name__}:deliver", [topic, data]))
 
     def hold(self) -> float:
         """Return the seconds for which the next step has to wait."""
         return max((hold() for hold in self.holds), default=0.0)
+
+
+def deliver(process: Any, topic: str, data: bytes) -> None:
+    """Hand bytes over in the other half's process. Ignore a topic without a receiver."""
+    if (receiver := process.link.receivers.get(topic)) is not None:
+        receiver(data)
 
 
 def refusal(uid: int, error: InvalidRequestError) -> Finished:
@@ -63,14 +62,3 @@ def attempt(work: Callable[[], None], uid: int, request_id: str = "") -> Finishe
         log.exception("a request failed", extra={"fields": {"uid": uid, "request_id": request_id}})
         return Finished(uid, "error", error=f"The request failed: {type(error).__name__}: {error}")
     return None
-
-
-def answer_query(query: Query, worker: object) -> Answer:
-    """Return the answer of a worker process to a query, whose function gets ``worker``."""
-    answer = Answer(query.uid)
-
-    def work() -> None:
-        answer.value = pkgutil.resolve_name(query.function)(worker, *query.arguments)
-
-    answer.error = attempt(work, query.uid)
-    return answer

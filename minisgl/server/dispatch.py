@@ -19,19 +19,18 @@ from minisgl.core import EngineSpec, Finished, InvalidRequestError, SamplingPara
 from minisgl.message import (
     Abort,
     Accepted,
-    Answer,
+    Call,
     Delta,
     Limits,
     Message,
-    PluginMessage,
     Prompt,
-    Query,
     Replies,
     Stop,
     Submit,
     TokensPrompt,
     num_ids,
 )
+from minisgl.message.link import Link
 from minisgl.message.queue import Addresses, Pull, Push
 from minisgl.server.errors import ApiError
 from minisgl.server.request_record import Stream
@@ -63,10 +62,12 @@ class Dispatcher:
         self._workers |= {f"scheduler-{rank}": Push(self._context, address) for rank, address in followers}
         if addresses.detokenizer not in addresses.tokenizers:
             self._workers |= {f"tokenizer-{i}": push for i, push in enumerate(self._tokenizers)}
-        self._uids, self._query_uids = itertools.count(1), itertools.count(1)
+        self._uids = itertools.count(1)
         self._next_tokenizer = itertools.cycle(range(len(self._tokenizers)))
         self.requests: dict[int, tuple[Stream, int]] = {}
-        self._queries: dict[int, asyncio.Future[Answer]] = {}  # uid of a query without a reply -> its reply
+        self.pending: set[asyncio.Future[Any]] = set()
+        """What extensions wait for besides the replies to requests: `fail` ends it too."""
+        self.link = Link(self._scheduler.send)
         self._max_open = max_open
         self.make_room: Callable[[str, int, int], None] = lambda client, count, missing: None
         self._idle = asyncio.Event()
@@ -74,8 +75,6 @@ class Dispatcher:
         self.state: State = "starting"
         self.reason = "The server is starting."
         self.spec: EngineSpec | None = None
-        self.receivers: dict[str, Callable[[bytes], None]] = {}
-        """For each topic, the function of an extension that gets the messages of its observer."""
         self._closed = False
         asyncio.get_running_loop().add_reader(self._inbox.fileno(), self._receive)
 
@@ -196,10 +195,10 @@ class Dispatcher:
         return bool(open_uids)
 
     def fail(self, message: str, status: int = 500) -> None:
-        """End every open request and every pending query with an error."""
+        """End every open request, and what extensions wait for, with an error."""
         for uid in list(self.requests):
             self._deliver(Delta(uid, finish=Finished(uid, "error", error=message, status=status)))
-        for future in self._queries.values():
+        for future in self.pending:
             if not future.done():
                 future.set_exception(ApiError(status, message))
 
@@ -209,37 +208,9 @@ class Dispatcher:
             await asyncio.wait_for(self._idle.wait(), timeout)
         return self._idle.is_set()
 
-    # ---- queries ---------------------------------------------------------------------------------------
-
-    async def ask_tokenizer(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Have a tokenizer call ``function(worker, *arguments)`` between two messages, and return the value: `Query`.
-
-        ``worker`` is its `TextWorker`. Raise `ApiError` (503), or for an error of the function.
-        """
-        return await self._ask(self._tokenizers[next(self._next_tokenizer)], function, arguments)
-
-    async def ask_worker(self, worker: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Do it with one of `workers`: the `SchedulerLoop` of rank 0; ``inbox`` and ``manager`` of other ranks."""
-        return await self._ask(self._workers[worker], function, arguments)
-
-    def tell_observer(self, topic: str, data: bytes) -> None:
-        """Send bytes to the observer that has a receiver for ``topic``, in rank 0's process. See `Link`."""
-        self._scheduler.send(PluginMessage(topic, data))
-
-    async def _ask(self, to: Push, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-        if self.state not in ("ready", "draining"):
-            raise self.unavailable()
-        uid = next(self._query_uids)
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._queries[uid] = future
-        try:
-            to.send(Query(uid, f"{function.__module__}:{function.__qualname__}", list(arguments)))
-            answer = await future
-        finally:
-            del self._queries[uid]
-        if answer.error is not None:
-            raise ApiError.from_finished(answer.error)
-        return answer.value
+    def send(self, worker: str, message: Message) -> None:
+        """Send a message to one of `workers`."""
+        self._workers[worker].send(message)
 
     # ---- replies ---------------------------------------------------------------------------------------
 
@@ -263,13 +234,8 @@ class Dispatcher:
                     if uid in self.requests:
                         stream, index = self.requests[uid]
                         stream.accept(index, tokens)
-            case Answer(uid=uid):
-                future = self._queries.get(uid)
-                if future is not None and not future.done():
-                    future.set_result(message)
-            case PluginMessage(topic=topic, data=data):
-                if topic in self.receivers:
-                    self.receivers[topic](data)
+            case Call():
+                message.run(self)
             case _:
                 raise TypeError(f"the API server got a {type(message).__name__}")
 

@@ -16,18 +16,17 @@ from minisgl.core import InvalidRequestError, Output
 from minisgl.message import (
     Abort,
     Accepted,
+    Call,
     Delta,
     Message,
     NewRequest,
     Outputs,
-    PluginMessage,
-    Query,
     Replies,
     Schedule,
     Stop,
     unpack_ids,
 )
-from minisgl.message.link import Link, answer_query, refusal
+from minisgl.message.link import Link, refusal
 from minisgl.message.queue import Addresses, Pull, Push
 from minisgl.models.resolve import resolve_model
 from minisgl.plugin_manager.encoding import decode_config, early_of, options_of, plugins_of, started_early
@@ -118,7 +117,7 @@ class SchedulerLoop:
     """Rank 0's main loop: it reads messages, steps the scheduler and sends the outputs.
 
     An exception in the loop ends the process, and thereby the server: after an error the engine's state is unknown, so
-    it must not serve further requests.
+    it must not serve further requests. The functions of `Call` may use all that has a public name here.
     """
 
     def __init__(
@@ -132,7 +131,7 @@ class SchedulerLoop:
         link: Link | None = None,
     ):
         self.scheduler, self.inbox, self.manager = scheduler, inbox, manager
-        self._to_api, self._to_detokenizer, self._link = to_api, to_detokenizer, link or Link(to_api)
+        self.to_api, self._to_detokenizer, self.link = to_api, to_detokenizer, link or Link(to_api)
         self._new_requests: list[NewRequest] = []
         self._stopped = False
 
@@ -145,7 +144,7 @@ class SchedulerLoop:
                 self._handle(message)
             if self._new_requests:
                 accepted = [(req.uid, req.prompt_tokens) for req in self._new_requests]
-                self._to_api(Accepted([uid for uid, _ in accepted], [tokens for _, tokens in accepted]))
+                self.to_api(Accepted([uid for uid, _ in accepted], [tokens for _, tokens in accepted]))
             output = Output()
             if self.scheduler.has_work and not self._waited():
                 output = self.scheduler.step()
@@ -155,7 +154,7 @@ class SchedulerLoop:
 
     def _waited(self) -> bool:
         """Wait if an observer holds the next step, until a message arrives or a second has passed. Return if so."""
-        seconds = self._link.hold()
+        seconds = self.link.hold()
         if seconds > 0:
             self.inbox.wait(min(seconds, 1.0))
         return seconds > 0
@@ -167,10 +166,8 @@ class SchedulerLoop:
             case Abort(uids=uids):
                 for uid in uids:
                     self.scheduler.abort_request(uid)
-            case Query():
-                self._to_api(answer_query(message, self))
-            case PluginMessage():
-                self._link.receive(message)
+            case Call():
+                message.run(self)
             case Stop():
                 self._stopped = True
             case _:
@@ -191,4 +188,4 @@ class SchedulerLoop:
                 tail = prompt_ids if params.prompt_logprobs is not None else prompt_ids[-PROMPT_TAIL_TOKENS:]
                 self._new_requests.append(NewRequest(uid, tail.tolist(), params, len(prompt_ids)))
         if refused:
-            self._to_api(Replies(refused))
+            self.to_api(Replies(refused))

@@ -17,13 +17,13 @@ from minisgl.config import ConfigError
 from minisgl.core import InvalidRequestError
 from minisgl.message import (
     Abort,
+    Call,
     ChatPrompt,
     Delta,
     Limits,
     Message,
     Outputs,
     Prompt,
-    Query,
     Replies,
     Schedule,
     Stop,
@@ -33,7 +33,7 @@ from minisgl.message import (
     num_ids,
     pack_ids,
 )
-from minisgl.message.link import answer_query, attempt
+from minisgl.message.link import attempt
 from minisgl.message.queue import Addresses, Pull, Push
 from minisgl.plugin_manager.discovery import exists, import_module
 from minisgl.plugin_manager.encoding import decode_part, options_of, plugins_of
@@ -104,11 +104,11 @@ class TextWorker:
         grammars: Any = None,
     ):
         self._grammars = grammars
-        self.tokenizer, self._to_api, self._to_scheduler = tokenizer, to_api, to_scheduler
+        self.tokenizer, self.to_api, self._to_scheduler = tokenizer, to_api, to_scheduler
         self._detokenizer = Detokenizer(tokenizer)
         self._logprobs: Any = None  # what adds log-probabilities, from the first request on that asks for some
         self.limits = Limits(0, 0)
-        self.inbox: Pull | None = None  # these two are for queries
+        self.inbox: Pull | None = None  # these two are for `Call`
         self.manager: PluginManager | None = None
 
     def handle(self, message: Message) -> bool:
@@ -120,8 +120,8 @@ class TextWorker:
                 self._submit(message)
             case Abort():
                 self._to_scheduler(message)
-            case Query():
-                self._to_api(answer_query(message, self))
+            case Call():
+                message.run(self)
             case Limits():
                 self.limits = message
             case Stop():
@@ -142,7 +142,7 @@ class TextWorker:
         if self._logprobs is not None:
             deltas = self._logprobs.add_to(deltas, message.output)
         if deltas:
-            self._to_api(Replies(deltas))
+            self.to_api(Replies(deltas))
         stopped = [delta.uid for delta in deltas if delta.matched_stop is not None and delta.finish is None]
         if stopped:
             self._to_scheduler(Abort(stopped))
@@ -153,7 +153,7 @@ class TextWorker:
         end = attempt(lambda: self._schedule(message), message.uids[0], message.request_id)
         if end is not None:
             ends = [msgspec.structs.replace(end, uid=uid) for uid in message.uids]
-            self._to_api(Replies([Delta(end.uid, finish=end) for end in ends]))
+            self.to_api(Replies([Delta(end.uid, finish=end) for end in ends]))
 
     def _schedule(self, message: Submit) -> None:
         params = message.params

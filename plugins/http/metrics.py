@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from minisgl import hookimpl
 from minisgl.config import Config
-from minisgl.plugins.http.apis.queries import ask_stats, own_counts
+from minisgl.plugins.http.apis.queries import ask_stats, ask_worker, own_counts
 from minisgl.scheduler.steps import PER_POSITION
 from minisgl.server.app import GET_OR_HEAD, Api
 from minisgl.server.errors import CLIENT_CLOSED_REQUEST
@@ -92,7 +92,7 @@ class Metrics(HttpExtension):
         """Ask each worker for its counts, and wait for at most `ANSWER_SECONDS`."""
         for worker in api.dispatcher.workers:
             if worker not in self._asked:
-                self._asked[worker] = asyncio.ensure_future(api.dispatcher.ask_worker(worker, own_counts))
+                self._asked[worker] = asyncio.ensure_future(ask_worker(api.dispatcher, worker, own_counts))
         await asyncio.wait(self._asked.values(), timeout=ANSWER_SECONDS)
         for worker, answer in list(self._asked.items()):
             if answer.done():

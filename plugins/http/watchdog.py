@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from minisgl import hookimpl
 from minisgl.config import Config
-from minisgl.plugins.http.apis.queries import own_counts
+from minisgl.plugins.http.apis.queries import ask_worker, own_counts
 from minisgl.server.app import Api
 from minisgl.server.dispatch import Dispatcher
 from minisgl.server.errors import ApiError
@@ -83,7 +83,7 @@ class Watchdog(HttpExtension):
 async def _ping(dispatcher: Dispatcher, worker: str) -> None:
     """Return when a worker has answered, or when the server ends."""
     with contextlib.suppress(ApiError):
-        await dispatcher.ask_worker(worker, own_counts)
+        await ask_worker(dispatcher, worker, own_counts)
 
 
 def kill_hung(launcher: Launcher, role: str, why: str) -> None:

@@ -1,6 +1,6 @@
 """The ranks of a server: each is a worker process of the server's launcher, which watches them all.
 
-Rank 0 sends each step to the others over ZeroMQ. They need no scheduler, and answer each `Query` of the API server
+Rank 0 sends each step to the others over ZeroMQ. They need no scheduler, and run each `Call` of the API server
 between two steps.
 """
 
@@ -14,8 +14,7 @@ import zmq
 
 from minisgl.cluster.process import free_port
 from minisgl.engine.ranks import Peers, follow
-from minisgl.message import Query, decode
-from minisgl.message.link import answer_query
+from minisgl.message import Call, Message, decode
 from minisgl.message.queue import Addresses, Pull, Push
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.server.rank_process import build_rank, ready, run_leader
@@ -23,15 +22,16 @@ from minisgl.server.worker_pool import Report
 
 END = b""
 """The message that rank 0 sends to the other ranks after its last step."""
-QUERY = Query(0, "").encode()[:7]
-"""The beginning of each encoded `Query`, and of no encoded step: the kind of message."""
+CALL = Call("").encode()[:6]
+"""The beginning of each encoded `Call`, and of no encoded step: the kind of message."""
 
 
 class Follower(NamedTuple):
-    """What the functions of queries get of a rank above 0."""
+    """What the function of a `Call` gets of a rank above 0. ``to_api`` sends a message to the API server."""
 
     inbox: Pull
     manager: PluginManager
+    to_api: Callable[[Message], None]
 
 
 def bodies(tp: int) -> list[Callable[..., None]]:
@@ -57,7 +57,7 @@ def run_other(report: Report, addresses: Addresses, encoded: bytes, rank: int, r
     context = zmq.Context()
     inbox = Pull(context, addresses.followers[rank - 1])
     report.send(ready(manager, engine))
-    follow(engine, _next_step(Follower(inbox, manager), Push(context, addresses.api)))
+    follow(engine, _next_step(Follower(inbox, manager, Push(context, addresses.api).send)))
     engine.close()  # not after an error: see `run_rank`
     context.destroy(linger=500)
 
@@ -78,14 +78,14 @@ class LocalRanks(Peers):
         self.send(END)
 
 
-def _next_step(rank: Follower, to_api: Push) -> Callable[[], bytes | None]:
-    """Return the argument of `follow`: a function that waits for the next step, and meanwhile answers each `Query`."""
+def _next_step(rank: Follower) -> Callable[[], bytes | None]:
+    """Return the argument of `follow`: a function that waits for the next step, and meanwhile runs each `Call`."""
 
     def receive() -> bytes | None:
-        while (data := rank.inbox.receive_bytes()).startswith(QUERY):
-            query = decode(data)
-            assert isinstance(query, Query)
-            to_api.send(answer_query(query, rank))
+        while (data := rank.inbox.receive_bytes()).startswith(CALL):
+            call = decode(data)
+            assert isinstance(call, Call)
+            call.run(rank)
         return data or None
 
     return receive

@@ -20,15 +20,13 @@ from minisgl.core import Finished, Output, SamplingParams
 from minisgl.message import (
     Abort,
     Accepted,
-    Answer,
+    Call,
     ChatPrompt,
     Delta,
     Limits,
     Message,
     NewRequest,
     Outputs,
-    PluginMessage,
-    Query,
     Replies,
     Schedule,
     Stop,
@@ -52,15 +50,12 @@ ALL: list[Message] = [
     Abort([1, 2**40]),
     Limits(2048, 151_936),
     Schedule([5, 6], pack_ids([6, 7]), PARAMS),
-    Query(6, "module:name", [b"\xff", None, {"a": 1.5}]),
+    Call("module:name", [b"\xff", None, {"a": 1.5}]),
     Stop(),
     Outputs([NewRequest(1, [2, 3], PARAMS)], Output([1, 2], [3, 4], [END], {1: (-0.5, (4, 5), (-0.5, -1.5))})),
     Accepted([1, 2], [7, 9]),
     Replies([Delta(1, "x🙂", [2], [["x", b"\xff", -1.0, [["y", b"y", -2.0]]]], END, "stop")]),
     Replies([Delta(1, prompt_logprobs=[None, [[5, "x", -1.0, None, b""], [6, "y", -0.5, 1, b""]]])]),
-    Answer(1, ["a", {"steps": 3.0}, b"\xff"]),
-    Answer(1, error=END),
-    PluginMessage("topic", b"\xff"),
 ]
 
 
@@ -117,7 +112,7 @@ def test_queue_keeps_all_messages_in_order(context: zmq.Context[zmq.Socket[bytes
     count = 5000
     early = Push(context, addresses.api)
     for i in range(count):
-        early.send(Query(i, "module:name"))
+        early.send(Call("module:name", [i]))
     inbox = Pull(context, addresses.api)
 
     def send() -> None:
@@ -128,12 +123,12 @@ def test_queue_keeps_all_messages_in_order(context: zmq.Context[zmq.Socket[bytes
 
     thread = threading.Thread(target=send)
     thread.start()
-    seen: dict[type, list[int]] = {Query: [], Abort: []}
+    seen: dict[type, list[int]] = {Call: [], Abort: []}
     while sum(map(len, seen.values())) < 2 * count:
         for message in inbox.drain(block=True):
-            seen[type(message)].append(message.uid if isinstance(message, Query) else message.uids[0])  # type: ignore[union-attr]
+            seen[type(message)].append(message.arguments[0] if isinstance(message, Call) else message.uids[0])  # type: ignore[union-attr]
     thread.join()
-    assert seen == {Query: list(range(count)), Abort: list(range(count))}
+    assert seen == {Call: list(range(count)), Abort: list(range(count))}
     assert not inbox.ready()
     assert list(inbox.drain(block=False)) == []
 
@@ -166,13 +161,13 @@ def test_junk_is_dropped_and_counted(
     ]
     for data in junk:
         push.send_bytes(data)
-    push.send(Query(1, "module:name"))
-    assert inbox.receive() == Query(1, "module:name")
+    push.send(Call("module:name", [1]))
+    assert inbox.receive() == Call("module:name", [1])
     assert inbox.num_dropped == len(junk)
     for _ in range(200):
         push.send_bytes(b"\xc1")
-    push.send(Query(2, "module:name"))
-    assert next(inbox.drain(block=True)) == Query(2, "module:name")
+    push.send(Call("module:name", [2]))
+    assert next(inbox.drain(block=True)) == Call("module:name", [2])
     assert inbox.num_dropped == len(junk) + 200
     assert len(caplog.records) == 8
     for _ in range(3):

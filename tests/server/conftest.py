@@ -16,7 +16,7 @@ import zmq
 
 from minisgl.config import Config
 from minisgl.core import EngineSpec, Finished
-from minisgl.message import Abort, Accepted, Answer, Delta, Query, Replies, Submit
+from minisgl.message import Abort, Accepted, Call, Delta, Replies, Submit
 from minisgl.message.queue import Addresses, Pull, Push
 from minisgl.plugins.http import HttpConfig
 from minisgl.server import parsing
@@ -59,6 +59,11 @@ def tutor() -> Iterator[Server]:
 def client(tutor: Server) -> Iterator[openai.OpenAI]:
     with client_of(tutor) as client:
         yield client
+
+
+def answer(uid: int, value: Any) -> Call:
+    """Return the answer to the question ``uid`` of an extension."""
+    return Call("minisgl.plugins.http.apis.queries:receive", [uid, value, None])
 
 
 class AppServer:
@@ -116,9 +121,10 @@ class AppServer:
                         self._answer(message.uids)
                 elif isinstance(message, Abort):
                     self.aborted += message.uids
-                elif isinstance(message, Query):
+                elif isinstance(message, Call):
                     counts = {"count": [self.counts, self.observed], "own_counts": [0, []]}
-                    self._api.send(Answer(message.uid, counts[message.function.rpartition(":")[2]]))
+                    uid, function, _ = message.arguments
+                    self._api.send(answer(uid, counts[function.rpartition(":")[2]]))
             await asyncio.sleep(0.002)
 
     def _answer(self, uids: Sequence[int]) -> None:

@@ -12,10 +12,9 @@ from minisgl.core import EngineSpec, Finished, InvalidRequestError, SamplingPara
 from minisgl.message import (
     Abort,
     Accepted,
-    Answer,
+    Call,
     Delta,
     Limits,
-    Query,
     Replies,
     Stop,
     Submit,
@@ -28,6 +27,8 @@ from minisgl.scheduler.waiting_queue import check_request
 from minisgl.server.dispatch import Dispatcher
 from minisgl.server.errors import ApiError
 from minisgl.server.request_record import Stream
+
+from .conftest import answer
 
 SPEC = EngineSpec(page_size=4, num_pages=10, max_running_requests=8, max_seq_len=64, vocab_size=320)
 PROMPT = TextPrompt("x")
@@ -204,11 +205,11 @@ def test_queries_get_their_own_replies() -> None:
     async def test(server: FakeServer) -> None:
         one, other = (asyncio.create_task(ask_stats(server.dispatcher)) for _ in range(2))
         first, second = await server.get(server.scheduler), await server.get(server.scheduler)
-        assert isinstance(first, Query)
-        assert isinstance(second, Query)
-        server.api.send(Answer(second.uid, [{"x": 2.0}, ""]))
-        server.api.send(Answer(first.uid, [{"x": 1.0}, ""]))
-        server.api.send(Answer(first.uid, [{"x": 9.0}, ""]))
+        assert isinstance(first, Call)
+        assert isinstance(second, Call)
+        server.api.send(answer(second.arguments[0], [{"x": 2.0}, ""]))
+        server.api.send(answer(first.arguments[0], [{"x": 1.0}, ""]))
+        server.api.send(answer(first.arguments[0], [{"x": 9.0}, ""]))
         assert [(await task).values["x"] for task in (one, other)] == [1.0, 2.0]
 
     with_fake_server(test)

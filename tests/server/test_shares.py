@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from minisgl.core import SamplingParams
-from minisgl.message import Abort, Message, Query, Submit, TextPrompt
+from minisgl.message import Abort, Call, Message, Submit, TextPrompt
 from minisgl.plugins.http.apis.fair_inbox import FairInbox
 from minisgl.plugins.http.bounds import default_choices
 from minisgl.plugins.http.shares import DISPLACED, Shares
@@ -137,7 +137,7 @@ def of(uid: int, group: int = 0) -> Submit:
 
 
 def test_prompts_of_one_request_do_not_delay_others() -> None:
-    messages = received([*(of(uid, 1) for uid in range(1, 6)), of(6), of(7, 7), of(8, 7), Query(0, ""), of(9)])
+    messages = received([*(of(uid, 1) for uid in range(1, 6)), of(6), of(7, 7), of(8, 7), Call(""), of(9)])
     names = [message.uids[0] if isinstance(message, Submit) else "query" for message in messages]
     assert names == [1, 6, 7, 2, "query", 8, 3, 9, 4, 5]
 

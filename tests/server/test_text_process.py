@@ -18,13 +18,12 @@ from minisgl.core import Finished, Output, SamplingParams
 from minisgl.message import (
     Abort,
     Accepted,
-    Answer,
+    Call,
     ChatPrompt,
     Limits,
     Message,
     NewRequest,
     Outputs,
-    Query,
     Replies,
     Schedule,
     Stop,
@@ -343,27 +342,28 @@ def test_a_prompt_without_logprobs(harness: Harness, length: int, start: int) ->
 def test_tokenize_and_detokenize(harness: Harness, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("Hello")
     text = {"type": "text", "text": "Hello"}
-    harness.worker.handle(Query(1, f"{QUERIES}:tokenize", [text, True]))
-    harness.worker.handle(Query(2, f"{QUERIES}:tokenize", [{**text, "text": "", "add_special_tokens": False}, False]))
-    harness.worker.handle(Query(3, f"{QUERIES}:detokenize", [pack_ids(ids)]))
     strings = [tokenizer.token_bytes(token).decode(errors="replace") for token in ids]
-    assert harness.api[:2] == [Answer(1, (ids, strings)), Answer(2, ([], None))]
-    assert harness.api[2] == Answer(3, "<|bos|>Hello")
-    harness.worker.handle(Query(4, f"{QUERIES}:detokenize", [pack_ids([320])]))
+    assert answered(harness, "tokenize", text, True) == ((ids, strings), None)
+    assert answered(harness, "tokenize", {**text, "text": "", "add_special_tokens": False}, False) == (([], None), None)
+    assert answered(harness, "detokenize", pack_ids(ids)) == ("<|bos|>Hello", None)
+    _, error = answered(harness, "detokenize", pack_ids([320]))
+    assert (error.status, error.field) == (400, "tokens")
+
+
+def answered(harness: Harness, function: str, *arguments: Any) -> Any:
+    """Return the value of a question, and its error."""
+    harness.worker.handle(Call(f"{QUERIES}:answer", [7, f"{QUERIES}:{function}", list(arguments)]))
     last = harness.api[-1]
-    assert isinstance(last, Answer)
-    assert last.error is not None
-    assert (last.uid, last.error.status, last.error.field) == (4, 400, "tokens")
+    assert isinstance(last, Call)
+    assert (last.function, last.arguments[0]) == (f"{QUERIES}:receive", 7)
+    return tuple(last.arguments[1:])
 
 
 def test_a_query_that_fails_ends_only_itself(harness: Harness) -> None:
     """A function that does not exist, or that raises an error, is an error of the query."""
-    for function in (f"{QUERIES}:nothing", f"{QUERIES}:count"):
-        harness.worker.handle(Query(1, function))
-        last = harness.api[-1]
-        assert isinstance(last, Answer)
-        assert last.error is not None
-        assert (last.error.status, last.error.error.partition(":")[0]) == (500, "The request failed")
+    for function in ("nothing", "count"):
+        _, error = answered(harness, function)
+        assert (error.status, error.error.partition(":")[0]) == (500, "The request failed")
 
 
 def test_no_tokenizer() -> None:

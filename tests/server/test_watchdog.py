@@ -27,7 +27,7 @@ class Workers:
         self.killed: list[tuple[str, str]] = []
         self.dispatcher = self.launcher = self
 
-    async def ask_worker(self, worker: str, function: object) -> None:
+    async def answer(self) -> None:
         self.open = asyncio.get_running_loop().create_future()
         if self.answers:
             self.open.set_result(None)
@@ -36,7 +36,8 @@ class Workers:
 
 @pytest.fixture(autouse=True)
 def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Record which workers are killed: `Workers` has no processes."""
+    """Record which workers are killed: `Workers` has no processes, and answers itself."""
+    monkeypatch.setattr(watchdog, "ask_worker", lambda workers, worker, function: workers.answer())
     monkeypatch.setattr(watchdog, "kill_hung", lambda workers, role, why: workers.killed.append((role, why)))
 
 

@@ -23,7 +23,7 @@ class StepsRoute(HttpExtension):
     steps = 0
 
     def add_routes(self, router, api):
-        api.dispatcher.receivers["steps"] = self.receive
+        api.dispatcher.link.receivers["steps"] = self.receive
 
         @router.get("/steps")
         async def read_steps() -> dict[str, int]:

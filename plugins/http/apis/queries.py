@@ -1,24 +1,29 @@
 """What extensions ask the worker processes: tokens and text of a tokenizer, counts and an empty cache of the scheduler.
 
-Each question is a function that the worker calls (`minisgl.message.Query`), and the ``ask`` beside it, which an
-extension calls. So the workers import this module too, and it imports no HTTP library.
+Each question is a function that the worker calls, and the ``ask`` beside it, which an extension calls. The question and
+its answer are each a `minisgl.message.Call`. So the workers import this module too, and it imports no HTTP library.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Awaitable
+import pkgutil
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import msgspec
 
-from minisgl.core import InvalidRequestError
-from minisgl.message import Prompt, unpack_ids
+from minisgl.core import Finished, InvalidRequestError
+from minisgl.message import Call, Prompt, unpack_ids
+from minisgl.message.link import attempt
 from minisgl.plugin_manager.failures import described
-from minisgl.server.errors import timed_out
+from minisgl.server.errors import ApiError, timed_out
 
 if TYPE_CHECKING:
+    import asyncio
+
     from minisgl.plugin_manager.manager import PluginManager
     from minisgl.server.dispatch import Dispatcher
     from minisgl.server.extension import Stats
@@ -30,6 +35,62 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 _failed: WeakKeyDictionary[PluginManager, set[str]] = WeakKeyDictionary()
 """The plugins whose `minisgl_metrics` has failed."""
+_uids, _turns = itertools.count(1), itertools.count()
+_waiting: dict[int, asyncio.Future[Any]] = {}
+"""The answers that extensions of this process wait for, by the numbers of their questions."""
+
+
+async def ask_worker(dispatcher: Dispatcher, worker: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Have one of the dispatcher's workers call ``function(process, *arguments)``, and return the value.
+
+    ``process`` is a tokenizer's or the detokenizer's `TextWorker`, the `SchedulerLoop` of rank 0; of another rank it
+    has ``inbox``, ``manager`` and ``to_api``. The function is found by the name of its module, so it can't be in a
+    plugin file. A struct in the value arrives as a dictionary or a list. Raise `ApiError` (503), or for an error of the
+    function.
+    """
+    import asyncio  # the workers don't need it
+
+    if dispatcher.state not in ("ready", "draining"):
+        raise dispatcher.unavailable()
+    uid = next(_uids)
+    future = _waiting[uid] = asyncio.get_running_loop().create_future()
+    dispatcher.pending.add(future)
+    try:
+        place = f"{function.__module__}:{function.__qualname__}"
+        dispatcher.send(worker, Call(f"{__name__}:answer", [uid, place, list(arguments)]))
+        return await future
+    finally:
+        dispatcher.pending.discard(future)
+        del _waiting[uid]
+
+
+async def ask_tokenizer(dispatcher: Dispatcher, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Do it in a tokenizer's process."""
+    names = [name for name in dispatcher.workers if name.startswith("tokenizer")] or ["detokenizer"]
+    return await ask_worker(dispatcher, names[next(_turns) % len(names)], function, *arguments)
+
+
+def answer(process: Any, uid: int, function: str, arguments: list[Any]) -> None:
+    """Call the function of a question in a worker's process, and send what it returns, or its error."""
+    value: Any = None
+
+    def work() -> None:
+        nonlocal value
+        value = pkgutil.resolve_name(function)(process, *arguments)
+
+    error = attempt(work, uid)
+    process.to_api(Call(f"{__name__}:receive", [uid, value, error]))
+
+
+def receive(dispatcher: Dispatcher, uid: int, value: Any, error: Any) -> None:
+    """Receive an answer in the API server's process."""
+    future = _waiting.get(uid)
+    if future is None or future.done():
+        return
+    if error is None:
+        future.set_result(value)
+    else:
+        future.set_exception(ApiError.from_finished(msgspec.convert(error, Finished)))
 
 
 class Tokens(NamedTuple):
@@ -100,12 +161,12 @@ def flush_cache(loop: SchedulerLoop) -> int | None:
 
 async def ask_tokens(dispatcher: Dispatcher, prompt: Prompt, with_texts: bool = False) -> Tokens:
     """Return a prompt's token ids, and with ``with_texts`` each token's text. Raise `ApiError`."""
-    return Tokens(*await dispatcher.ask_tokenizer(tokenize, prompt, with_texts))
+    return Tokens(*await ask_tokenizer(dispatcher, tokenize, prompt, with_texts))
 
 
 async def ask_text(dispatcher: Dispatcher, ids: bytes) -> str:
     """Return the text of token ids, packed by `pack_ids`. Raise `ApiError`."""
-    text: str = await dispatcher.ask_tokenizer(detokenize, ids)
+    text: str = await ask_tokenizer(dispatcher, detokenize, ids)
     return text
 
 
@@ -113,7 +174,7 @@ async def ask_stats(dispatcher: Dispatcher) -> Stats:
     """Return the scheduler's counts. Raise `ApiError` (503)."""
     from minisgl.server.extension import Stats
 
-    return Stats(*await dispatcher.ask_worker("scheduler-0", count))
+    return Stats(*await ask_worker(dispatcher, "scheduler-0", count))
 
 
 async def in_time(answer: Awaitable[T], seconds: float | None) -> T:

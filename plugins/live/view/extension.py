@@ -154,7 +154,7 @@ class Live(HttpExtension):
 
     def add_routes(self, router: APIRouter, api: Api) -> None:
         self._api = api
-        api.dispatcher.receivers[TOPIC] = self._receive
+        api.dispatcher.link.receivers[TOPIC] = self._receive
 
         @router.get("/live")
         async def read_events(viewer: str = "") -> Response:
@@ -227,7 +227,7 @@ class Live(HttpExtension):
 
     def _tell(self, command: dict[str, Any]) -> None:
         assert self._api is not None
-        self._api.dispatcher.tell_observer(TOPIC, msgspec.json.encode(command))
+        self._api.dispatcher.link.send(TOPIC, msgspec.json.encode(command))
 
     def _receive(self, message: bytes) -> None:
         """Pass on a message of the observer. Its first byte is its kind.

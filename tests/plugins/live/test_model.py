@@ -16,8 +16,8 @@ import pytest
 from minisgl import hooks
 from minisgl.config import Config
 from minisgl.core import EngineSpec, SamplingParams
-from minisgl.message import Message, PluginMessage
-from minisgl.message.link import Link
+from minisgl.message import Call, Message
+from minisgl.message.link import Link, deliver
 from minisgl.plugins.live.view.observer import MAX_BEHIND, TOPIC, LiveObserver
 from minisgl.testing.drive import Drive, Job, make_plugin
 from minisgl.testing.small import no_lookahead
@@ -44,15 +44,16 @@ class Api:
         self.reads = True
 
     def _receive(self, message: Message) -> None:
-        assert isinstance(message, PluginMessage)
-        assert message.topic == TOPIC
-        first, _, data = message.data.partition(b"\n")
+        assert isinstance(message, Call)
+        topic, content = message.arguments
+        assert topic == TOPIC
+        first, _, data = content.partition(b"\n")
         self.frames.append((first[:1].decode(), data.splitlines()))
         if self.reads:
             self.tell(do="read", number=int(first[1:]))
 
     def tell(self, **command: Any) -> None:
-        self.link.receive(PluginMessage(TOPIC, json.dumps(command).encode()))
+        deliver(self, TOPIC, json.dumps(command).encode())
 
     def take(self) -> list[tuple[str, list[bytes]]]:
         frames, self.frames = self.frames, []

@@ -250,9 +250,8 @@ def test_slow_page_loses_frames_and_is_told() -> None:
 
     async def scenario() -> None:
         told: list[dict[str, Any]] = []
-        dispatcher = SimpleNamespace(
-            state="ready", num_open=1, tell_observer=lambda topic, data: told.append(json.loads(data))
-        )
+        link = SimpleNamespace(send=lambda topic, data: told.append(json.loads(data)))
+        dispatcher = SimpleNamespace(state="ready", num_open=1, link=link)
         live = Live(control=True, text=False)
         live._api = SimpleNamespace(dispatcher=dispatcher)  # type: ignore[assignment]
         page = _Page(live, "", {"event": "server"})

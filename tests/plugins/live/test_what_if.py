@@ -21,7 +21,7 @@ import pytest
 
 from minisgl import hooks
 from minisgl.core import EngineSpec, SamplingParams
-from minisgl.message import Message, PluginMessage
+from minisgl.message import Call, Message
 from minisgl.message.link import Link
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
@@ -186,8 +186,8 @@ def after_a_loss() -> Question:
     recording, frames = Recording(), list[tuple[bytes, bytes]]()
 
     def receive(message: Message) -> None:
-        assert isinstance(message, PluginMessage)
-        first, _, data = message.data.partition(b"\n")
+        assert isinstance(message, Call)
+        first, _, data = message.arguments[1].partition(b"\n")
         frames.append((first[:1], data))
 
     link = Link(receive)
@@ -197,7 +197,7 @@ def after_a_loss() -> Question:
     manager.register(observer)
 
     def tell(**command: Any) -> None:
-        link.receive(PluginMessage(TOPIC, msgspec.json.encode(command)))
+        link.receivers[TOPIC](msgspec.json.encode(command))
 
     def pass_on() -> bytes:
         """Read the observer's messages as the API server does. Return their kinds."""
