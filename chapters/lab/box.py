@@ -32,10 +32,15 @@ def box(name: str) -> str:
         lines.append(f"| serve your file | `{lab.command}` |")
     gates = "<br>".join(f"*{gate.name}*: {gate.says}" for gate in lab.gates)
     lines.append(f"| the gates check | {gates} |")
-    broken = ", ".join(f"`{piece.name}`" for piece in pieces() if piece.lab == name)
+    broken = [piece.name for piece in pieces() if piece.lab == name]
     if broken:
-        text = "faults of real engines, to find and mend ([the museum](../../docs/museum.md))"
-        lines.append(f"| break | {broken}: {text}, such as `python -m minisgl.lab break {broken.split('`')[1]}` |")
+        names, first = ", ".join(f"`{each}`" for each in broken), f"`python -m minisgl.lab break {broken[0]}`"
+        what, such_as = (
+            ("a fault of a real engine", ":") if len(broken) == 1 else ("faults of real engines", ", such as")
+        )
+        lines.append(
+            f"| break | {names}: {what}, to find and mend ([the museum](../../docs/museum.md)){such_as} {first} |"
+        )
     if lab.stretch:
         lines.append(f"| a number to beat | {lab.stretch.says} It is not graded. |")
     return "\n".join(lines)
