@@ -30,6 +30,7 @@ UNITS = {
     "moved": "bytes were moved",
     "kept": "numbers were kept",
     "rows": "rows were computed",
+    "recorded": "rows were recorded",
     "sent": "bytes were sent",
     "places": "places of the grammar were read",
     "weights": "weights were loaded",

@@ -68,6 +68,10 @@ MENDS = {
         "        self.latest.pop(uid, None)\n        self.gaps.pop(uid, None)\n",
         "        self.aborted += 1\n        self._complete(uid)\n",
     ),
+    "leftover": (
+        "        self._pad(rows)\n",
+        "        self.host[:, rows:] = [[0], [0], [self.scratch], [self.scratch_row], [1]]\n",
+    ),
     "cold": ("w.skipped_steps >= self.patience", "w.skipped_steps >= self.patience - 2"),
     "swapped": (
         "        asked = [i for i, row in enumerate(rows) if limits[i] and self.lengths[row] > self.match_tokens]\n",
@@ -118,6 +122,15 @@ FALSE_MENDS = {
             "        inner, columns, outer = self.split(x.float())\n",
             "bytes of tensors were made",
         ),
+    ],
+    "leftover": [
+        (
+            "        self.host[LOCATIONS, first:] = self.scratch\n",
+            "        self.host[LOCATIONS, first:] = 0\n",
+            "scratch page",
+        ),
+        ("(1 << i for i in range((max_rows - 1).bit_length()))", "range(1, max_rows)", "rows were recorded"),
+        ("if uniform and q_len == 1 else None", "if rows < 0 else None", "returned no bucket"),
     ],
 }
 """Piece with a driver → changes of its base that are no mend: right lines, other lines, and what is said of them."""
