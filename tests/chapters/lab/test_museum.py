@@ -72,6 +72,15 @@ MENDS = {
         "        self._pad(rows)\n",
         "        self.host[:, rows:] = [[0], [0], [self.scratch], [self.scratch_row], [1]]\n",
     ),
+    "departed": ("for transfer in receiving:", "for transfer in (*sending, *receiving):"),
+    "twice": (
+        "            out = torch.cat([self.comm.all_reduce(half.contiguous()) for half in out.tensor_split(2)])\n",
+        "            out = self.comm.all_reduce(out)\n",
+    ),
+    "halfway": (
+        "        allowed[self.end_ids] = self.automaton.is_final(state)\n",
+        "        for token in self.end_ids:\n            allowed[token] = self.automaton.is_final(state)\n",
+    ),
     "cold": ("w.skipped_steps >= self.patience", "w.skipped_steps >= self.patience - 2"),
     "swapped": (
         "        asked = [i for i, row in enumerate(rows) if limits[i] and self.lengths[row] > self.match_tokens]\n",
@@ -131,6 +140,37 @@ FALSE_MENDS = {
         ),
         ("(1 << i for i in range((max_rows - 1).bit_length()))", "range(1, max_rows)", "rows were recorded"),
         ("if uniform and q_len == 1 else None", "if rows < 0 else None", "returned no bucket"),
+    ],
+    "departed": [
+        ("self.at_once(whole) if whole.numel() <= self.small else ", "", "messages were sent"),
+        (
+            "sending = [self.send(x, rank) for rank in others]",
+            "sending = []\n        [self.send(x.clone(), rank) for rank in others]",
+            "Every send and every receive",
+        ),
+        ("        for transfer in receiving:\n            transfer.wait()\n", "", "Every send and every receive"),
+    ],
+    "twice": [
+        (
+            "if self.comm.size > 1 and len(x) < LONG:\n            out = self.comm.all_reduce(out)",
+            "if self.comm.size > 1:\n            out = self.comm.all_reduce(out)\n"
+            "            out = out / self.comm.size if len(x) >= LONG else out",
+            "numbers were summed over the ranks",
+        ),
+        ("for half in out.tensor_split(2)", "for half in (out / self.comm.size).tensor_split(2)", "the result is off"),
+    ],
+    "halfway": [
+        (
+            "        allowed[self.end_ids] = self.automaton.is_final(state)\n",
+            "        allowed[self.end_ids] = False\n",
+            "although the text is whole",
+        ),
+        (
+            "        if state not in self.kept:\n",
+            "        if state is not None:\n",
+            "bytes of the vocabulary were read",
+        ),
+        ("            if text:\n", "            if text and len(text) < 3:\n", "is forbidden"),
     ],
 }
 """Piece with a driver → changes of its base that are no mend: right lines, other lines, and what is said of them."""
@@ -232,7 +272,7 @@ def test_a_part_with_the_fault_and_without(piece: Piece, tmp_path: Path) -> None
     steps = [json.loads(line)["step"] for line in trace.read_text().splitlines()]
     assert sorted(set(steps)) == list(range(1, shown["calls"] + 1))
     got = play_calls(piece, tmp_path / piece.file, 1, ())
-    assert got["broken"].startswith(f"{piece.broken_in(step)}: ") and len(piece.places()) == 1
+    assert got["broken"].startswith(f"{piece.broken_in(step)}: ") and piece.places()
     assert str(promise) in got["broken"] or not promise
 
     right = play_calls(piece, write(tmp_path, piece, piece.mended(), "mended"), 1, SCHEDULES)
