@@ -412,6 +412,12 @@ def test_from_the_list_to_the_card(
     assert "named, mended, but changed since" in said()
 
 
+def test_long_texts_fit(tmp_path: Path) -> None:
+    """A random history of drafts may have a text of any length: the engine that the proposer gets is as long."""
+    piece = find_piece("swapped")
+    assert "broken" not in play_calls(piece, write(tmp_path, piece, piece.mended()), 8, (25, 55))
+
+
 def test_a_fault_that_breaks_no_numbered_promise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An answer is then a step and a method, and says so."""
     where, piece = ["--dir", str(tmp_path)], find_piece("hangup")

@@ -7,8 +7,9 @@ request's own text. The trace has a line for each event, and a line for each req
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,12 @@ def start(manager: PluginManager, workload: Mapping[str, Any]) -> Turns:
     """Make a new proposer, with the sizes of a workload."""
     config = manager.make("speculation", NAME)
     config.match_tokens, config.max_drafts = workload["match"], workload["drafts"]
-    proposer = manager.build("speculation", config, spec=spec_of_rows(workload["rows"]))
+    lengths = Counter[int]()
+    for event in workload["calls"]:
+        lengths[event.get("admit", 0)] += len(event.get("tokens", ()))
+        lengths.update({uid: len(run) for uid, run in event.get("gain", ())})
+    spec = replace(spec_of_rows(workload["rows"]), max_seq_len=max(lengths.values()))
+    proposer = manager.build("speculation", config, spec=spec)
     return Turns(proposer, workload["match"], workload["rows"])
 
 
