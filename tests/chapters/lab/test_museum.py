@@ -346,6 +346,11 @@ for name in ("faulty", "right", "lazy"):
     assert "were not written" in nothing["broken"]
 
 
+def test_every_lab_has_a_piece() -> None:
+    """Each lab has a fault of its own to find, but the capstone, in which students choose what they write."""
+    assert {piece.lab for piece in pieces()} == {lab.lab for lab in labs()} - {"capstone"}
+
+
 def test_a_comparison_of_two_pieces_does_not_show_their_faults() -> None:
     """The methods are in another order in each piece, so two files differ in many lines."""
     texts = [find_piece(name).faulty().splitlines() for name in ("lock", "tally", "split")]
