@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from minisgl.cluster.cluster import run_cluster
 from minisgl.cluster.options import ClusterConfig
 from minisgl.options.compose import plain_errors, run_cli
-from minisgl.server.cli import open_standard_streams
 from minisgl.server.extension import load_extensions
 from minisgl.utils.log import setup_logging
 
@@ -32,7 +31,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     ``argv`` are the command line's arguments without the program's name, by default those of ``sys.argv``.
     """
-    open_standard_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     config, manager = run_cli(words, ClusterConfig, PROGRAM, USAGE)
     setup_logging(config.log_level, config.log_format, "cluster")

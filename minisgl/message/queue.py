@@ -9,16 +9,38 @@ The API server bounds the number of open requests (``server.max_queued``), and w
 from __future__ import annotations
 
 import logging
+import shutil
+import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import zmq
 
 from minisgl.message import AnyMessage, Message, decode
-from minisgl.message.socket_folder import make_folder, remove_folder
+from minisgl.plugin_manager.discovery import exists, import_module
 from minisgl.utils.log import is_logged
 
 log = logging.getLogger(__name__)
+
+FOLDERS = "minisgl.plugins.command.folders"
+"""The plugin that also removes the folders of servers that were killed with all of their processes."""
+
+
+def make_folder() -> str:
+    """Make a folder for sockets, which only this user can open, and return its path."""
+    return folders.make_folder() if (folders := _folders()) else tempfile.mkdtemp(prefix="minisgl-sockets-")
+
+
+def remove_folder(folder: str) -> None:
+    """Remove a folder of `make_folder`, with its content."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if folders := _folders():
+        folders.unlock(folder)
+
+
+def _folders() -> Any:
+    return import_module(FOLDERS, FOLDERS) if exists(FOLDERS) else None
 
 
 class Addresses(msgspec.Struct, frozen=True):

@@ -233,6 +233,8 @@ def run_cli(
     For a flag such as ``--help``, print what it asks for and exit with status 0. Exit with status 2 if an argument is
     wrong. The plugins are loaded with ``light=True``, so torch is not imported.
     """
+    if streams := _command("streams"):
+        streams.open_standard_streams()
     words = list(argv)
     with plain_errors(program):
         if "--version" in words:
@@ -250,7 +252,8 @@ def run_cli(
 def _command(name: str) -> Any:
     """Return the module ``plugins/command/<name>``, or None if its file was deleted.
 
-    ``arguments`` runs flags, and lets people write text without Hydra's quotes; ``advice`` explains errors.
+    ``arguments`` runs flags, and lets people write text without Hydra's quotes; ``advice`` explains errors; ``streams``
+    replaces closed standard streams.
     """
     module = f"{BUILT_IN}.command.{name}"
     return import_module(module, module) if exists(module) else None

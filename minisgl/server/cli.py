@@ -14,22 +14,11 @@ def _exit_at_once(number: int, frame: FrameType | None) -> None:
     os._exit(128 + number)
 
 
-def open_standard_streams() -> None:
-    """Open /dev/null in place of each standard stream that is closed, so that no socket gets its number."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
-            os.set_inheritable(opened, True)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the server with the options of the command line until it ends. Return the exit status of the program.
 
     ``argv`` are the command line's arguments without the program's name, by default those of ``sys.argv``.
     """
-    open_standard_streams()
     if threading.current_thread() is threading.main_thread():
         # Before the launcher installs its own handler there is no worker to stop, so exit at once. The default
         # handler's KeyboardInterrupt could be caught inside an import.

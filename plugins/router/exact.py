@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from minisgl.hooks import hookimpl
-from minisgl.message.socket_folder import make_folder, remove_folder
+from minisgl.message.queue import make_folder, remove_folder
 
 # Every process of every server loads this file, so the HTTP libraries are imported where a router is built.
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The folder of a server's Unix sockets, which only the server's user can open.
+"""The folder of a server's Unix sockets: a later server removes it, if the server was killed with all of its processes.
 
 The folder has the mode 0700, so no other user can connect to a socket in it. The process that makes the folder holds a
 lock (``flock``) on it, which the operating system releases however the process ends. A folder without a lock is left
@@ -42,9 +42,8 @@ def make_folder() -> str:
         os.close(lock)  # another server removed the folder before the lock was held
 
 
-def remove_folder(folder: str) -> None:
-    """Remove a folder that `make_folder` of this process made, and release its lock."""
-    shutil.rmtree(folder, ignore_errors=True)
+def unlock(folder: str) -> None:
+    """Release the lock of a folder, if this process has made it."""
     if (lock := _locks.pop(folder, None)) is not None:
         os.close(lock)
 
