@@ -27,39 +27,34 @@ from minisgl.server.protocol import AnswerForm
 from minisgl.server.request_record import Stream
 
 T = TypeVar("T")
-MAX_SILENCE = 0.05
-"""Seconds after which tokens without text are sent as a chunk with an empty text, so that a client sees that the server
-computes its request. Special tokens have no text, and the beginning of a stop string is held back."""
 
 
 @dataclass
 class Choice:
     """The output of one choice: all of it for a full response, or the part for the next chunk of a stream.
 
-    ``index`` is the choice's position in the response. ``matched_stop`` is the stop string that cut the output.
+    ``index`` is the choice's position in the response.
     """
 
     index: int
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     finish: Finished | None = None
-    matched_stop: str | None = None
 
     def add(self, delta: Delta) -> None:
         """Append a delta of this choice's request."""
         self.text += delta.text
         self.tokens += delta.tokens
         self.finish = delta.finish
-        self.matched_stop = delta.matched_stop or self.matched_stop
 
     @property
     def is_due(self) -> bool:
-        """Whether the output is more than tokens without text, so that it needs a chunk now."""
+        """Whether the output needs a chunk now: it is more than tokens without text, such as half a character."""
         return self.text != "" or self.finish is not None
 
     def next_chunk(self) -> Choice:
         """Return an empty `Choice` for the same index, which collects the output for the chunk after this one."""
-        return Choice(self.index, matched_stop=self.matched_stop)
+        return Choice(self.index)
 
     @property
     def finish_reason(self) -> str | None:
@@ -70,11 +65,10 @@ class Choice:
 class ResponseBuilder:
     """The builder of the response to one HTTP request, in the format of chat completions.
 
-    `full` builds the body of a response that is not streamed. For a streamed response, `first_chunk`, `chunk`,
-    `usage_chunk` and `error` build the bodies of its events, which `encode` makes bytes. ``n`` is the number of choices
-    of each prompt. ``include_usage`` adds the usage to a stream. The response's id ends in ``request_id``. ``names``
-    are the client's names of fields: `ApiError.from_finished`. ``form`` is that of the chat. ``stream`` has the
-    replies.
+    `full` builds the body of a response that is not streamed. For a streamed response, `first_chunk`, `chunk` and
+    `error` build the bodies of its events, which `encode` makes bytes. ``n`` is the number of choices of each prompt.
+    The response's id ends in ``request_id``. ``names`` are the client's names of fields: `ApiError.from_finished`.
+    ``form`` is that of the chat. ``stream`` has the replies.
     """
 
     chat, id_prefix, kind, chunk_kind = True, "chatcmpl", "chat.completion", "chat.completion.chunk"
@@ -84,11 +78,10 @@ class ResponseBuilder:
         *,
         model: str,
         n: int = 1,
-        include_usage: bool = False,
         request_id: str | None = None,
         names: Mapping[str, str] = NO_NAMES,
     ):
-        self.model, self.n, self.include_usage, self.names = model, n, include_usage, names
+        self.model, self.n, self.names = model, n, names
         self.id = f"{self.id_prefix}-{request_id or uuid.uuid4().hex}"
         self.created = int(time.time())
         self.form = AnswerForm()
@@ -120,10 +113,6 @@ class ResponseBuilder:
         """Return the fields of a choice with its output since its last chunk."""
         return {"delta": {"content": choice.text} if choice.text or choice.finish is None else {}}
 
-    def usage_chunk(self, ends: Sequence[Finished | None]) -> dict[str, Any] | None:
-        """Return the last chunk of a stream, which has the usage, or None if the client did not ask for the usage."""
-        return {**self._chunk(), "usage": self.usage(ends)} if self.include_usage else None
-
     def error(self, error: ApiError) -> dict[str, Any]:
         """Return the last event of a stream that fails."""
         return error.body
@@ -134,7 +123,7 @@ class ResponseBuilder:
 
     def end(self, ends: Sequence[Finished | None]) -> bytes:
         """Return the end of a stream, as it is sent."""
-        return self.encode([self.usage_chunk(ends)]) + b"data: [DONE]\n\n"
+        return b"data: [DONE]\n\n"
 
     def usage(self, ends: Sequence[Finished | None]) -> dict[str, Any]:
         """Return the token counts over all choices. A prompt counts once, although ``n`` choices share it."""
@@ -149,15 +138,11 @@ class ResponseBuilder:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     def _chunk(self, *choices: dict[str, Any]) -> dict[str, Any]:
-        chunk = {**self._head(self.chunk_kind), "choices": choices}
-        return {**chunk, "usage": None} if self.include_usage else chunk
+        return {**self._head(self.chunk_kind), "choices": choices}
 
     def _common_fields(self, choice: Choice) -> dict[str, Any]:
         """Return the fields of a choice that do not depend on the format of its text."""
-        fields = {"logprobs": None, "finish_reason": choice.finish_reason}
-        if choice.finish is not None and choice.matched_stop is not None:
-            fields["stop_reason"] = choice.matched_stop  # vLLM's field
-        return fields
+        return {"logprobs": None, "finish_reason": choice.finish_reason}
 
 
 def usage_of(prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
@@ -228,7 +213,6 @@ class EventStream(Response):
         self.background = None
         self.init_headers({"cache-control": "no-cache"})
         self._dispatcher, self._stream, self._builder = dispatcher, stream, builder
-        self._sent = [0.0] * len(stream.uids)  # the time of each choice's last chunk
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -242,7 +226,6 @@ class EventStream(Response):
         # the output since the last chunk of each choice
         choices = [builder.new_choice(index) for index in range(len(stream.uids))]
         body = builder.encode([builder.first_chunk(choice.index) for choice in choices])
-        self._sent = [time.monotonic()] * len(choices)
         try:
             while not stream.done:
                 if body:
@@ -256,18 +239,15 @@ class EventStream(Response):
     def _next_chunks(self, deltas: Sequence[tuple[int, Delta]], choices: list[Choice]) -> bytes:
         """Add the deltas to their choices. Return the chunks that are due, and replace their choices by empty ones.
 
-        A choice may have new tokens but no new text: an incomplete character, or the beginning of a stop string. Such a
-        choice gets a chunk only `MAX_SILENCE` after its last chunk. Raise `ApiError` if a choice failed.
+        Raise `ApiError` if a choice failed.
         """
         for index, delta in deltas:
             _check(delta, self._builder)
             choices[index].add(delta)
-        now = time.monotonic()
         chunks: list[dict[str, Any] | None] = []
         for index in dict.fromkeys(index for index, _ in deltas):
             choice = choices[index]
-            if choice.is_due or (choice.tokens and now - self._sent[index] > MAX_SILENCE):
-                self._sent[index] = now
+            if choice.is_due:
                 chunks.append(self._builder.chunk(choice))
                 choices[index] = choice.next_chunk()
         return self._builder.encode(chunks)

@@ -23,12 +23,6 @@ DEFAULT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"
 """The parameters whose default a model's generation_config.json may set, besides the limit of the output."""
 
 
-class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The parameter ``stream_options``. ``include_usage`` adds a last chunk with the usage of all choices."""
-
-    include_usage: bool = False
-
-
 class GenerateRequest(msgspec.Struct, kw_only=True):
     """The parameters that every generation has.
 
@@ -38,7 +32,6 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     stream: bool = False
-    stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -60,18 +53,12 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
         """The largest number of tokens of the output. None: the client set no limit. Raise `ApiError`."""
         return self.max_tokens
 
-    @property
-    def include_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
-
     def params(self, max_tokens: int, defaults: Mapping[str, Any] = MappingProxyType({})) -> SamplingParams:
         """Return the request's sampling parameters. Raise `ApiError` if a value is out of its range.
 
         ``max_tokens`` is the limit of the output. ``defaults`` are the values of the parameters that the request
         leaves out, by name.
         """
-        if self.stream_options is not None and not self.stream:
-            raise ApiError(400, "stream_options is only allowed with stream: true.", "stream_options")
         given = {name: getattr(self, name) for name in DEFAULT_FIELDS}
         sampling = {**defaults, **{name: value for name, value in given.items() if value is not None}}
         params = SamplingParams(
@@ -95,7 +82,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
 
     def builder_options(self) -> dict[str, Any]:
         """Return the arguments of `ResponseBuilder` that the parameters determine."""
-        return {"n": self.n, "include_usage": self.include_usage, "names": self.names}
+        return {"n": self.n, "names": self.names}
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):

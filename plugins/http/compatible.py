@@ -18,7 +18,7 @@ from minisgl import hookimpl
 from minisgl.config import Config
 from minisgl.plugins.http.apis.chat_template import model_template
 from minisgl.plugins.http.apis.completion import CompletionRequest
-from minisgl.plugins.http.apis.parameters import FullChatRequest, FullStreamOptions, decode_field, with_whole_numbers
+from minisgl.plugins.http.apis.parameters import FullChatRequest, StreamOptions, decode_field, with_whole_numbers
 from minisgl.sampling_params import shorten
 from minisgl.server.app import Api
 from minisgl.server.errors import ApiError
@@ -130,7 +130,7 @@ NEUTRAL_STREAM_OPTIONS: Mapping[str, Refusal] = MappingProxyType(
 )
 """Entries of ``stream_options`` that are refused."""
 
-STREAM_OPTIONS = frozenset(field.name for field in msgspec.structs.fields(FullStreamOptions))
+STREAM_OPTIONS = frozenset(field.name for field in msgspec.structs.fields(StreamOptions))
 
 
 @hookimpl

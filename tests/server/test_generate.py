@@ -15,7 +15,7 @@ from minisgl.message import Delta
 from minisgl.plugins.http.apis.completion import CompletionBuilder
 from minisgl.plugins.http.apis.full_answer import FullBuilder, FullChoice
 from minisgl.plugins.http.apis.logprobs import PromptLogprob, TokenLogprob
-from minisgl.server.generate import EventStream, ResponseBuilder
+from minisgl.server.generate import EventStream
 from minisgl.server.request_record import Stream
 from minisgl.testing.serving import patient_timeout
 
@@ -64,7 +64,7 @@ def play(
     client_delay: float,
     feed: Callable[[Stream, Client], Any],
     n: int = 1,
-    make: type[ResponseBuilder] = ResponseBuilder,
+    make: type[FullBuilder] = FullBuilder,
 ) -> tuple[Client, FakeDispatcher, Stream]:
     async def run() -> tuple[Client, FakeDispatcher, Stream]:
         stream, dispatcher, client = Stream(list(range(n)), 0), FakeDispatcher(), Client(client_delay)
@@ -102,7 +102,9 @@ def test_promise_1_slow_client_gets_all_output() -> None:
 def test_tokens_without_text_do_not_look_like_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunk with an empty text is sent when tokens have had no text for longer than MAX_SILENCE, and not before."""
     now = 100.0
-    monkeypatch.setattr("minisgl.server.generate.time", SimpleNamespace(monotonic=lambda: now, time=lambda: 0.0))
+    monkeypatch.setattr(
+        "minisgl.plugins.http.apis.full_answer.time", SimpleNamespace(monotonic=lambda: now, time=lambda: 0.0)
+    )
 
     async def feed(stream: Stream, client: Client) -> None:
         nonlocal now

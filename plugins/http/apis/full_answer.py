@@ -5,6 +5,7 @@ A `ReadForm` has the reader of the answer's parts (`minisgl.plugins.http.apis.an
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,9 @@ from minisgl.plugins.http.apis.logprobs import PromptLogprob, TokenLogprob
 from minisgl.server.generate import Choice, ResponseBuilder, usage_of
 from minisgl.server.protocol import AnswerForm
 
+MAX_SILENCE = 0.05
+"""Seconds after which tokens without text are sent as a chunk with an empty text, so that a client sees that the server
+computes its request. Special tokens have no text, and the beginning of a stop string is held back."""
 MIN_LOGPROB = -9999.0
 """The smallest log-probability in a response. It replaces minus infinity, which JSON can't represent."""
 
@@ -44,6 +48,7 @@ class FullChoice(Choice):
 
     ``parts`` are the text as ``reader`` reads it. ``has_calls`` is true once the output has had a tool call. A token
     whose text comes with a later token's is reasoning if that one is. ``with_ids``: the client sees each token's id.
+    ``matched_stop`` is the stop string that cut the output. ``since`` is the time of the choice's last chunk.
     """
 
     reader: AnswerReader = field(default_factory=PlainReader)
@@ -51,12 +56,15 @@ class FullChoice(Choice):
     parts: list[Part] = field(default_factory=list)
     has_calls: bool = False
     reasoning_tokens: int = 0
+    matched_stop: str | None = None
+    since: float = field(default_factory=lambda: time.monotonic())
     num_unread: int = 0  # the number of tokens whose text has not come
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[list[PromptLogprob] | None] = field(default_factory=list)
 
     def add(self, delta: Delta) -> None:
         super().add(delta)
+        self.matched_stop = delta.matched_stop or self.matched_stop
         parts = self.reader.feed(delta.text) + (self.reader.finish() if delta.finish is not None else [])
         self.parts += parts
         self.num_unread += len(delta.tokens)
@@ -71,7 +79,9 @@ class FullChoice(Choice):
 
     @property
     def is_due(self) -> bool:
-        return bool(self.parts or self.logprobs or self.finish or (self.with_ids and self.tokens))
+        if self.parts or self.logprobs or self.finish or (self.with_ids and self.tokens):
+            return True
+        return bool(self.tokens) and time.monotonic() - self.since > MAX_SILENCE
 
     def next_chunk(self) -> FullChoice:
         return FullChoice(
@@ -94,9 +104,9 @@ class FullChoice(Choice):
 class FullBuilder(ResponseBuilder):
     """The builder of the response to a chat with all parameters.
 
-    ``logprobs`` and ``token_ids`` add these fields to the choices. ``continuous_usage`` adds the usage so far to each
-    chunk of a stream that has the usage, as in vLLM. ``prompt_logprobs`` adds the prompt's log-probabilities to a
-    response that is not streamed.
+    ``logprobs`` and ``token_ids`` add these fields to the choices. ``include_usage`` adds the usage to a stream, and
+    with it ``continuous_usage`` the usage so far to each chunk, as in vLLM. ``prompt_logprobs`` adds the prompt's
+    log-probabilities to a response that is not streamed.
     """
 
     def __init__(
@@ -104,13 +114,14 @@ class FullBuilder(ResponseBuilder):
         *,
         logprobs: bool = False,
         token_ids: bool = False,
+        include_usage: bool = False,
         continuous_usage: bool = False,
         prompt_logprobs: bool = False,
         **options: Any,
     ):
         super().__init__(**options)
         self.logprobs, self.token_ids, self.prompt_logprobs = logprobs, token_ids, prompt_logprobs
-        self.continuous_usage = self.include_usage and continuous_usage
+        self.include_usage, self.continuous_usage = include_usage, include_usage and continuous_usage
         self.reasoning_tokens = 0  # of all choices, in the chunks so far
         self._output_tokens = 0  # likewise
         self._is_full = False
@@ -139,11 +150,17 @@ class FullBuilder(ResponseBuilder):
         delta = message_delta(full_choice(choice).parts)
         return {"delta": {"content": ""} if not delta and choice.finish is None else delta}
 
+    def end(self, ends: Sequence[Finished | None]) -> bytes:
+        usage = {**self._chunk(), "usage": self.usage(ends)} if self.include_usage else None
+        return self.encode([usage]) + super().end(ends)
+
     def usage(self, ends: Sequence[Finished | None]) -> dict[str, Any]:
         return {**super().usage(ends), "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens}}
 
     def _chunk(self, *choices: dict[str, Any]) -> dict[str, Any]:
         chunk = super()._chunk(*choices)
+        if self.include_usage:
+            chunk["usage"] = None
         if self.continuous_usage and choices and self.stream is not None:  # the cached tokens are not known yet
             chunk["usage"] = usage_of(sum(self.stream.num_prompt_tokens[:: self.n]), self._output_tokens)
         return chunk
@@ -152,6 +169,8 @@ class FullBuilder(ResponseBuilder):
         fields = super()._common_fields(choice)
         if full_choice(choice).logprobs or (self.logprobs and self._is_full):
             fields["logprobs"] = self.format_logprobs(choice)
+        if choice.finish is not None and (stop := full_choice(choice).matched_stop) is not None:
+            fields["stop_reason"] = stop  # vLLM's field
         return {**fields, "token_ids": choice.tokens} if self.token_ids else fields
 
     def format_logprobs(self, choice: Choice) -> dict[str, Any]:

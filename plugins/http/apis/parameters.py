@@ -24,7 +24,6 @@ from minisgl.server.protocol import (
     AnswerForm,
     ChatMessage,
     GenerateRequest,
-    StreamOptions,
     template_messages,
 )
 
@@ -39,16 +38,20 @@ FIELD_ROLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """The fields of a message that only messages of some roles have: name → these roles."""
 
 
-class FullStreamOptions(StreamOptions, kw_only=True, forbid_unknown_fields=True):
-    """With ``include_usage``, ``continuous_usage_stats`` adds the usage so far to each chunk, as in vLLM."""
+class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The parameter ``stream_options``. ``include_usage`` adds a last chunk with the usage of all choices.
 
+    With it, ``continuous_usage_stats`` adds the usage so far to each chunk, as in vLLM.
+    """
+
+    include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
 class FullGenerateRequest(GenerateRequest, kw_only=True):
     """The parameters that chats and plain completions share."""
 
-    stream_options: FullStreamOptions | None = None
+    stream_options: StreamOptions | None = None
     stop_token_ids: list[int] = []
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -84,6 +87,8 @@ class FullGenerateRequest(GenerateRequest, kw_only=True):
         return given or 0
 
     def more_params(self) -> dict[str, Any]:
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options is only allowed with stream: true.", "stream_options")
         if self.prompt_logprobs is not None and self.stream:
             raise ApiError(400, "prompt_logprobs is not available with stream: true.", "prompt_logprobs")
         return {
@@ -108,6 +113,7 @@ class FullGenerateRequest(GenerateRequest, kw_only=True):
         return {
             **super().builder_options(),
             "token_ids": self.return_token_ids,
+            "include_usage": options is not None and options.include_usage,
             "continuous_usage": options is not None and options.continuous_usage_stats,
             "logprobs": self.num_logprobs is not None,
             "prompt_logprobs": self.prompt_logprobs is not None,
