@@ -218,19 +218,29 @@ QWEN35 = {
 }
 
 
+def multimodal(architecture: str, text: dict[str, Any], vision: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """Return the config.json of a multimodal model, with that of its ``text`` model inside."""
+    inside = {key: value for key, value in {**SIZES, **text}.items() if value is not ...}
+    shared = {"architectures": [architecture], "text_config": inside, "vision_config": vision}
+    return {**dict.fromkeys(SIZES, ...), **shared, **fields}
+
+
 def qwen35(kind: str, **fields: Any) -> dict[str, Any]:
-    """Return the config.json of a Qwen3.5, ``kind`` "" or "Moe": a multimodal one, with that of its text inside."""
+    """Return the config.json of a Qwen3.5, ``kind`` "" or "Moe"."""
     name = f"qwen3_5{kind and '_moe'}"
-    text = {**SIZES, **QWEN35, "model_type": f"{name}_text", **fields}
-    tied = text["tie_word_embeddings"]
-    return dict.fromkeys(SIZES, ...) | {
-        "architectures": [f"Qwen3_5{kind}ForConditionalGeneration"],
-        "image_token_id": 318,
-        "model_type": name,
-        "text_config": {key: value for key, value in text.items() if value is not ...},
-        "tie_word_embeddings": tied,
-        "vision_config": {"depth": 2, "hidden_size": 16, "model_type": name, "num_heads": 2},
-    }
+    vision = {"depth": 2, "hidden_size": 16, "model_type": name, "num_heads": 2}
+    shared = {"image_token_id": 318, "tie_word_embeddings": fields.get("tie_word_embeddings", False)}
+    text = {**QWEN35, "model_type": f"{name}_text", **fields}
+    return multimodal(f"Qwen3_5{kind}ForConditionalGeneration", text, vision, model_type=name, **shared)
+
+
+def gemma3(**fields: Any) -> dict[str, Any]:
+    """Return the config.json of a Gemma 3 of 4B or more."""
+    vision = {"hidden_size": 16, "image_size": 28, "intermediate_size": 16, "num_attention_heads": 2, "patch_size": 14}
+    shared = {"image_token_index": 319, "mm_tokens_per_image": 4, "tie_word_embeddings": ..., "eos_token_id": [1, 106]}
+    text = {"hidden_act": ..., "model_type": "gemma3_text", "tie_word_embeddings": ..., "sliding_window": 8, **fields}
+    vision |= {"model_type": "siglip_vision_model", "num_hidden_layers": 1, "vision_use_head": False}
+    return multimodal("Gemma3ForConditionalGeneration", text, vision, model_type="gemma3", **shared)
 
 
 def llama3_rope(factor: float) -> dict[str, Any]:
@@ -319,6 +329,23 @@ SERVED: dict[str, dict[str, Any]] = {
     "gpt-oss 120B": GPT_OSS | {"num_local_experts": 12, "num_hidden_layers": 4},
     "Gemma 3 270M": GEMMA3
     | {"_sliding_window_pattern": 6, "layer_types": ["sliding_attention"] * 5 + ["full_attention"]},
+    "Gemma 3 4B": gemma3(
+        head_dim=32,
+        num_key_value_heads=2,
+        num_hidden_layers=6,
+        rms_norm_eps=...,
+        rope_scaling={"factor": 8.0, "rope_type": "linear"},
+        rope_theta=...,
+        max_position_embeddings=...,
+    ),
+    "Gemma 3 27B": gemma3(
+        head_dim=16,
+        num_hidden_layers=7,
+        query_pre_attn_scalar=21,
+        rope_scaling={"factor": 8.0, "rope_type": "linear"},
+        rope_theta=...,
+        max_position_embeddings=...,
+    ),
     "Gemma 3 by transformers 5": GEMMA3
     | {"rope_parameters": BY_LAYER, "rope_theta": ..., "rope_local_base_freq": ..., "rope_scaling": ...},
     "SmolLM3 3B": SMOLLM3,
