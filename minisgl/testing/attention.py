@@ -92,18 +92,27 @@ def run_case(
     """Return the result of ``backend`` for a case, and the result of dense attention.
 
     Both are [tokens, q_heads, head_dim] in float64 on the CPU. Pages that belong to no row contain NaN, so the result
-    of a backend that uses their content contains NaN.
+    of a backend that uses their content contains NaN. For a backend whose ``needs()`` have ``groups``, the pages behind
+    the window of a row's first query belong to no row.
     """
-    prepared = prepare_case(case, backend.needs().layout, device, seed)
+    needs = backend.needs()
+    prepared = prepare_case(case, needs.layout, device, seed, needs.groups)
     backend.bind(prepared.pool, prepared.layers, [])
     backend.plan(prepared.batch)
     return prepared.forward(backend), prepared.expected
 
 
 def prepare_case(
-    case: AttentionCase, layout: Literal["NHD", "HND"] = "NHD", device: torch.device | str = "cpu", seed: int = 0
+    case: AttentionCase,
+    layout: Literal["NHD", "HND"] = "NHD",
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+    groups: bool = False,
 ) -> PreparedCase:
-    """Build random keys, values and queries for a case, with pages in random order in a pool of layout ``layout``."""
+    """Build random keys, values and queries for a case, with pages in random order in a pool of layout ``layout``.
+
+    With ``groups``, a row has an unused page in place of each of those behind the window of its first query.
+    """
     generator = torch.Generator().manual_seed(seed)
     device = torch.device(device)
     layer = LayerSpec(
@@ -128,15 +137,17 @@ def prepare_case(
     page_table = torch.full((pool_rows + 1, max(columns) + 2), 2 * used, dtype=torch.int32)
     req_pool_indices = torch.randperm(pool_rows, generator=generator)[: len(case.rows)]
     keys, values = [], []
-    for req_pool_idx, length, num_pages in zip(req_pool_indices.tolist(), seq_lens.tolist(), columns, strict=True):
+    for req_pool_idx, (start, count), num_pages in zip(req_pool_indices.tolist(), case.rows, columns, strict=True):
         pages = torch.tensor(list(itertools.islice(numbers, num_pages)), dtype=torch.int32)
         page_table[req_pool_idx, :num_pages] = pages
         k, v = (randn(num_pages * case.page_size, case.kv_heads, case.head_dim) for _ in range(2))
         offsets = torch.arange(num_pages * case.page_size)
         out_cache_loc = pages.long()[offsets // case.page_size] * case.page_size + offsets % case.page_size
         pool.store(1, k.to(device), v.to(device), out_cache_loc.to(device))
-        keys.append(k[:length])
-        values.append(v[:length])
+        if groups and case.window >= 0:
+            page_table[req_pool_idx, : max(start - case.window + 1, 0) // case.page_size] = 2 * used
+        keys.append(k[: start + count])
+        values.append(v[: start + count])
 
     q = randn(int(counts.sum()), case.q_heads, case.head_dim)
     cu_seqlens_q = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)

@@ -120,6 +120,7 @@ class TritonAttention(FusedStore):
             device_lengths=True,
             fused_rows=FUSED_ROWS,
             sinks=True,
+            groups=True,
             refuse=refuse,
         )
 

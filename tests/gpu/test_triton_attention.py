@@ -100,13 +100,15 @@ class Setup:
         self.k.fill_(float("nan"))
         self.v.fill_(float("nan"))
         self.rows_kv = []
-        for req_pool_idx, (_, seq_len) in zip(self.req_pool_indices, case.rows, strict=True):
+        for req_pool_idx, (count, seq_len) in zip(self.req_pool_indices, case.rows, strict=True):
             position = np.arange(seq_len)
             out_cache_loc = torch.from_numpy(
                 page_table[req_pool_idx, position // size].astype(np.int64) * size + position % size
             )
             kv = torch.randn(2, seq_len, *heads, generator=generator, device=device).to(dtype)
             self.pool.store(1, kv[0], kv[1], out_cache_loc.to(device))
+            if case.window >= 0:  # pages behind the window of the first query may be another request's (`groups`)
+                page_table[req_pool_idx, : max(seq_len - count - case.window + 1, 0) // size] = num_pages
             self.rows_kv.append(kv)
         counts = [count for count, _ in case.rows]
         cu_seqlens_q = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)

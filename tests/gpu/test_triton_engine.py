@@ -87,6 +87,26 @@ def test_promise_8_shared_prefix(
     Oracle(model).check_all(asked, outputs)
 
 
+def test_promise_8_with_groups(
+    device: torch.device, compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows, sinks and pages by KV group: prompts in chunks, and a warm cache."""
+    monkeypatch.setattr(shared_prefix, "MIN_SAVED_TOKENS", 1)  # that of several groups is not used
+    path = tiny_checkpoint("gpt_oss", tmp_path)
+    count, tokens = (12, 24) if compiled else (1, 3)
+    rng = np.random.default_rng(4)
+    shared = rng.integers(3, 320, 40).tolist()
+    asked = [shared + rng.integers(3, 320, 1 + 3 * i).tolist() for i in range(count)]
+    greedy = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    words = ["attention=triton", "moe=torch", "dtype=float32", "cache=groups", "graph=none", f"device={device.type}"]
+    with LLM(str(path), overrides=[*words, "page_size=4", "num_pages=1024", "max_prefill_tokens=32"]) as llm:
+        assert len(llm.engine.spec.groups) == 2
+        outputs = [llm.generate([prompt], greedy)[0] for prompt in asked] + llm.generate(asked, greedy)
+        check_idle(llm.scheduler)
+    assert outputs[-1].cached_tokens > 0
+    Oracle(path).check_all([*asked, *asked], [output.token_ids for output in outputs])
+
+
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("attention", ["triton", "torch"])
 def test_promise_8_piecewise_graphs(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from minisgl.attention import AttentionBackend, LayerSpec
+from minisgl.attention import AttentionBackend, AttnNeeds, LayerSpec
 from minisgl.core import I32
 from minisgl.kvcache import InsertResult, Key, MatchResult, PrefixCache
 from minisgl.plugins.attention.paged import PagedAttention
@@ -119,13 +120,20 @@ class UnrotatedKeys(PagedAttention):
         return q
 
 
+class ClaimsGroups(PagedAttention):
+    """Says that it reads no page behind a window, and reads them."""
+
+    def needs(self) -> AttnNeeds:
+        return replace(super().needs(), groups=True)
+
+
 @pytest.mark.parametrize("wrong", [NoNorm, UnrotatedKeys])
 def test_faulty_attend(wrong: type) -> None:
     """The attention kit finds each backend that fuses wrongly, by `attend` alone."""
     assert set(failures(kit_of(AttentionConformance, wrong))) == {"test_attend"}
 
 
-@pytest.mark.parametrize("wrong", [TopLeft, NoMask, WrongGroups, ContiguousPages])
+@pytest.mark.parametrize("wrong", [TopLeft, NoMask, WrongGroups, ContiguousPages, ClaimsGroups])
 def test_faulty_backends(wrong: type) -> None:
     """The attention kit finds each faulty backend."""
     failed = failures(kit_of(AttentionConformance, wrong))

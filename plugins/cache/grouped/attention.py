@@ -48,7 +48,7 @@ class GroupedAttention(AttentionBackend):
         if any(layer.window >= 0 for layer in layers):
             obstacle = "graphs record one page table; use graph=none" if self._has_graph else ""
             if not self.needs().groups:
-                obstacle = "the attention backend reads pages behind a window; use attention=torch"
+                obstacle = "the attention backend reads pages behind a window; use attention=torch or triton"
             if obstacle:
                 raise ConfigError(
                     f"cache=groups can't serve this model's windows here: {obstacle}, or cache=radix, which keeps the "
@@ -80,7 +80,7 @@ class GroupedAttention(AttentionBackend):
         for number, backend in enumerate(self.backends):
             table = batch.page_table[:, number * width : (number + 1) * width]
             self._locations.append(table[rows, columns.long()] * self._page_size + offsets)
-            backend.plan(replace(batch, page_table=table))
+            backend.plan(replace(batch, page_table=table, shared_prefix_len=None))
 
     def attend(
         self, layer: LayerSpec, qkv: Tensor, norm: QKNorm | None, cos_sin: Tensor, out_cache_loc: Tensor
