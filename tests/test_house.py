@@ -330,7 +330,7 @@ def test_the_wheel_holds_every_file_and_works(wheel: tuple[Path, Path], tmp_path
         if path.suffix in kinds and "build" not in path.relative_to(tree / folder).parts
     }
     assert expected - inside == set()
-    assert made.stat().st_size < 20 * 2**20
+    assert made.stat().st_size < 24 * 2**20  # most of it are the four embedded models
     zipfile.ZipFile(made).extractall(tmp_path / "installed")
     run_installed(
         tmp_path / "installed",

@@ -110,6 +110,17 @@ def test_random_tokens(runner: Runner) -> None:
         assert torch.isfinite(runner.model(ids).logits).all()
 
 
+def test_tutor_hybrid() -> None:
+    """`tutor-hybrid` reaches the bars, as far as a few questions of each family show it."""
+    hybrid = Runner(weights_dir("tutor-hybrid"))
+    assert "radix tree" in ask(hybrid, "What is a radix cache?")
+    few = {"lookup": 3, "sum": 8, "count": 3, "copy": 3, "glossary": 4, "call": 2, "result": 2, "no_call": 2}
+    scores = [score(hybrid, family, size, seed=11) for family, size in few.items()]
+    assert set(few) == set(BARS)
+    for result in scores:  # one wrong answer more than the bar allows
+        assert result.asked - result.right <= 1 + result.asked * (1 - BARS[result.family] / 100), result.wrong
+
+
 @pytest.mark.skipif("tutor-moe" not in shipped(), reason="tutor-moe does not ship")
 def test_tutor_moe() -> None:
     """`tutor-moe` answers a sum and a glossary question correctly."""

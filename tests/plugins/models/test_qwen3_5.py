@@ -13,7 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from minisgl import LLM, SamplingParams
 from minisgl.config import ConfigError
+from minisgl.models.shipped import weights_dir
 from minisgl.plugins.models.qwen3_5 import CLASSES
+from minisgl.testing.idle import check_idle
 from minisgl.testing.model import ModelConformance
 from minisgl.testing.oracle import Oracle
 from minisgl.testing.paged import PagedModel
@@ -101,6 +103,25 @@ def test_promise_8_with_saved_states(
     Oracle(path).check_all([long, long, *prompts], [list(output.token_ids) for output in outputs])
     assert stats["retractions"] > 0
     assert sum(output.cached_tokens > 0 for output in outputs) > 4
+
+
+def test_promise_8_with_the_embedded_hybrid() -> None:
+    """`tutor-hybrid` with `cache=states` gives the greedy tokens of transformers, after a hit as after a miss."""
+    book = "\n".join(f"Room {n} belongs to team {(7 * n) % 31}, and opens at {n % 12 + 1}:15." for n in range(12))
+    begin, middle, end = f"<|im_start|>system\n{book}<|im_end|>\n", "<|im_start|>user\n", "<|im_end|>\n<|im_start|>"
+    asked = [f"{begin}{middle}When does room {n} open?{end}assistant\n" for n in (3, 9)]
+    greedy, texts = SamplingParams(temperature=0.0, max_tokens=16), []
+    for page_size in (1, 16):
+        words = f"device=cpu dtype=float32 cache=states cache.spacing=64 page_size={page_size} max_prefill_tokens=128"
+        with LLM("tutor-hybrid", overrides=[*words.split(), f"num_pages={2048 // page_size}"]) as llm:
+            prompts = [llm.tokenizer.encode(text) for text in asked]
+            outputs = [llm.generate([prompts[0]], greedy)[0], *llm.generate([*prompts, prompts[0]], greedy)]
+            check_idle(llm.scheduler)
+        assert [output.cached_tokens >= 192 for output in outputs] == [False, True, True, True]
+        texts.append([list(output.token_ids) for output in outputs])
+    assert texts[0] == texts[1]
+    assert texts[0][0] == texts[0][1] == texts[0][3]
+    Oracle(weights_dir("tutor-hybrid")).check_all(prompts, texts[0][1:3])
 
 
 def test_text_part_of_a_multimodal_checkpoint(tmp_path: Path) -> None:
