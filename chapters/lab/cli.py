@@ -22,7 +22,13 @@ from minisgl.chapters.lab.catalog import Lab, find, labs
 from minisgl.chapters.lab.folder import Folder
 from minisgl.chapters.lab.grader.grade import fingerprint, grade
 from minisgl.chapters.lab.grading.command import add_options, grade_folder
-from minisgl.chapters.lab.mine.commands import ENGINE_COMMANDS, add_engine_commands, after_lab, measure_stretch
+from minisgl.chapters.lab.mine.commands import (
+    ENGINE_COMMANDS,
+    add_engine_commands,
+    after_lab,
+    gates_line,
+    measure_stretch,
+)
 from minisgl.chapters.lab.mine.drawing import draw_text, is_coloured, is_utf8
 from minisgl.chapters.lab.mine.engine import OwnPart, own_parts
 from minisgl.chapters.lab.museum.command import museum_line
@@ -158,7 +164,8 @@ def _test(lab: Lab, folder: Folder, options: argparse.Namespace) -> int:
 
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     if options.beat:
-        print(measure_stretch(lab, path, folder, seed))
+        print(f"{measure_stretch(lab, path, folder, seed)} Seed {seed}.")
+        print(gates_line(folder, lab, path), end="")
         return 0
 
     reds: list[Verdict] = []

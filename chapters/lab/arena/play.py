@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
@@ -118,8 +118,11 @@ def play(trace: Trace, policy: Any, cache: Any) -> Played:
     )
 
 
-def build(kind: str, entry: str, file: bool) -> Any:
-    """Return a function that builds the entry: a shipped plugin's name, or the path of a file."""
+def build(kind: str, entry: str, file: bool, own: Collection[str] = OWN_OPTIONS) -> Any:
+    """Return a function that builds the entry: a shipped plugin's name, or the path of a file.
+
+    The options ``own`` of a file have the value ``own``.
+    """
     group = GROUPS[kind]
     given = {"page_size": PAGE} if group == "cache" else {}
     if not file:
@@ -131,7 +134,7 @@ def build(kind: str, entry: str, file: bool) -> Any:
     if not names:
         raise ValueError(f"the file has no plugin of the group {group!r}")
     config = manager.make(group, names[0])
-    chosen = {f.name: OWN for f in fields(config) if f.name in OWN_OPTIONS}
+    chosen = {f.name: OWN for f in fields(config) if f.name in own}
     return lambda: manager.build(group, replace(config, **chosen), **given)
 
 

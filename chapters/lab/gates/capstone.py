@@ -17,7 +17,7 @@ from minisgl.chapters.lab.grader.clean_environment import (
     clean_environment,
     undeclared,
 )
-from minisgl.chapters.lab.grader.gate import Broken, Gate, Missing, Student, StudentError
+from minisgl.chapters.lab.grader.gate import Broken, Gate, Missing, Stretch, Student, StudentError
 from minisgl.chapters.lab.grader.installed_package import KITS
 from minisgl.chapters.lab.grader.server_gate import QUESTIONS, Served, facts
 from minisgl.chapters.lab.grader.tutor_runs import installed_plugin
@@ -326,4 +326,34 @@ GATES = (
     Gate("tests", "the package's own tests pass in this environment", tests, limit=150.0),
     Gate("conformance", "the installed plugin passes the public conformance kit", conformance, limit=90.0),
     Gate("server", "the real server gives right answers and calls the plugin", serves, served=True),
+)
+
+
+# ---- the number to beat -------------------------------------------------------------------------------------------
+
+MOST_WORK, TIMES = 0.78, "times the work of the shipped parts"
+"""The number to beat. The shipped parts with the other order of the queue reach 0.74."""
+
+
+def measure_stretch(student: Student) -> tuple[str, bool]:
+    """Compare the work of the student's policy and cache with that of the shipped ones, on traces that no file knows.
+
+    The parts are those of the package, and those of the finished labs in the same folder.
+    """
+    from minisgl.chapters.lab.arena.together import together
+    from minisgl.chapters.lab.folder import Folder
+    from minisgl.chapters.lab.mine.engine import own_parts
+
+    found = together(student.path, own_parts(Folder(student.path.parent)), student.random)
+    files = f"with {' and '.join(found.files)}" if found.files else "without a policy or a cache of yours"
+    counted = f"{found.times:.2f} {TIMES}: {found.computed:,} prompt tokens, {found.steps:,} steps, {files}"
+    return counted, round(found.times, 2) <= MOST_WORK
+
+
+STRETCH = Stretch(
+    "When many requests with common handbooks wait at once, policy and cache decide together what is computed twice. "
+    "The work is the computed prompt tokens, and 183 for each step. That of `mixed` and `radix` has the number 1.00. "
+    f"Reach {MOST_WORK} with your engine: the policy or the cache of your package, and those of your finished labs. "
+    "The traces are new in each run.",
+    measure_stretch,
 )

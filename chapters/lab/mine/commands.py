@@ -21,7 +21,7 @@ from minisgl.chapters.lab.mine.schedules import CHECKED, run_schedules
 from minisgl.chapters.lab.museum.command import add_break, museum_line, run_break
 from minisgl.chapters.lab.museum.pieces import pieces
 
-__all__ = ["ENGINE_COMMANDS", "add_engine_commands", "after_lab", "measure_stretch"]
+__all__ = ["ENGINE_COMMANDS", "add_engine_commands", "after_lab", "gates_line", "measure_stretch"]
 
 RUNS = 1000
 """Random schedules of the command ``promises``, if the student asks for no other number."""
@@ -135,11 +135,22 @@ def measure_stretch(lab: Lab, path: Path, folder: Folder, seed: int) -> str:
     return f"Yours: {verdict.note}."
 
 
+def gates_line(folder: Folder, lab: Lab, path: Path) -> str:
+    """Return a line that says to grade the file if not all gates are green for it as it is now, otherwise nothing."""
+    part = next(part for part in own_parts(folder) if part.lab.lab == lab.lab)
+    if part.finished and part.sha256 == fingerprint(path):
+        return ""
+    return f"The gates are not graded for the file as it is now: python -m minisgl.lab test {lab.lab}\n"
+
+
 def after_lab(folder: Folder, lab: Lab) -> str:
     """Return what a finished lab changed in the student's engine: the counts before and after it, if it has a rung."""
     parts = own_parts(folder)
     number = sum(part.finished for part in parts)
     text = f"Your engine has {number} of {len(parts)} parts of your own: python -m minisgl.lab serve"
+    changed = [part.lab.lab for part in parts if part.changed]
+    if changed:
+        text += f"\nOpen again, because their files have changed since they were graded: {', '.join(changed)}"
     broken = [piece.name for piece in pieces() if piece.lab == lab.lab]
     if broken:
         text += (
@@ -149,9 +160,10 @@ def after_lab(folder: Folder, lab: Lab) -> str:
     at = next((i for i, rung in enumerate(rungs) if rung.lab == lab.lab), 0)
     if at:
         before, after = measure(rungs[at - 1 : at + 1])
-        changed = changes(before, after)
-        if changed:
-            text += f"\nWhat {lab.lab} changed in it, counted: {', '.join(changed)}. Most ideas have a price."
+        counts = changes(before, after)
+        if counts:
+            text += f"\nWhat {lab.lab} changed in it, on the 44 requests of the ladder: {', '.join(counts)}. "
+            text += "Most ideas have a price."
     return text
 
 

@@ -17,7 +17,7 @@ from minisgl.chapters.lab.catalog import Lab, labs
 from minisgl.chapters.lab.folder import Folder
 from minisgl.chapters.lab.grader.grade import fingerprint
 
-__all__ = ["Engine", "OwnPart", "own_parts", "own_versions", "parts_of"]
+__all__ = ["Engine", "OwnPart", "module_of", "own_parts", "own_versions", "parts_of"]
 
 EXPERTS_MODEL = "tutor-moe"
 """The shipped model with experts. The shipped model without them is the default."""
@@ -121,7 +121,7 @@ def parts_of(parts: Sequence[OwnPart], options: Sequence[str] = (), without: Col
             continue
         engine.used.append(part)
         if part.path.is_dir():
-            module, source = _package(part.path)
+            module, source = module_of(part.path)
             plugins.append(module)
             engine.python_path.append(source)
             continue
@@ -170,7 +170,7 @@ def _reason(
     return None
 
 
-def _package(path: Path) -> tuple[str, str]:
+def module_of(path: Path) -> tuple[str, str]:
     """Return the module of a student's package that minisgl loads, and the folder that contains the module."""
     try:
         project = tomllib.loads((path / "pyproject.toml").read_text("utf-8"))["project"]

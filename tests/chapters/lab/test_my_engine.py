@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from minisgl.chapters.lab.arena import play
-from minisgl.chapters.lab.catalog import find, labs
+from minisgl.chapters.lab.catalog import Lab, find, labs
 from minisgl.chapters.lab.child import ChildError, ask_child
 from minisgl.chapters.lab.cli import main
 from minisgl.chapters.lab.folder import Folder
@@ -70,15 +70,20 @@ def test_gates_that_run_alone_are_kept(tmp_path: Path, capsys: pytest.CaptureFix
     assert "1 of 7 gates green, next: plan" in capsys.readouterr().out
 
 
-def test_only_the_number_to_beat(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """``test --beat`` runs no gate, and its result is kept for the card."""
+def test_only_the_number_to_beat(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``test --beat`` runs no gate, says so and names its seed, and its result is kept for the card."""
     path = tmp_path / "my_policy.py"
     path.write_text(solution(find("policy")))
     assert main(["test", "policy", "--dir", str(tmp_path), "--beat", "--seed", "1"]) == 0
-    assert re.fullmatch(r"Yours: worst gap \d+ tokens in \d+ steps; .*: not beaten yet\.\n", capsys.readouterr().out)
+    measured, graded = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"Yours: worst gap \d+ tokens in \d+ steps; .*: not beaten yet\. Seed 1\.", measured)
+    assert graded == "The gates are not graded for the file as it is now: python -m minisgl.lab test policy"
     assert Folder(tmp_path).recall()["policy"]["stretch"]["beaten"] is False
+    monkeypatch.setattr(Lab, "stretch", None)
     with pytest.raises(SystemExit) as refused:
-        main(["test", "capstone", "--dir", str(tmp_path), "--beat"])
+        main(["test", "policy", "--dir", str(tmp_path), "--beat"])
     assert refused.value.code == 2
     assert "no number to beat" in capsys.readouterr().err
 
