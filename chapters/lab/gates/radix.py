@@ -93,6 +93,13 @@ def run_history(part: str, make: Make) -> Callable[[Student, dict[str, Any]], No
             apart: list[list[Any]] = [["insert", old], ["insert", both], ["evict", 2]]
             return _passes(play, whole) and not _passes(play, apart)
 
+        def parent_counts_as_used() -> bool:
+            """Return whether the oldest prefix is evicted first, but not if it had a child that was evicted before."""
+            newer: list[list[Any]] = [["insert", [2] * size], ["evict", 1]]
+            leaf: list[list[Any]] = [["insert", old], *newer]
+            parent: list[list[Any]] = [["insert", old], ["insert", [*old, *new]], *newer, ["evict", 1]]
+            return _passes(play, leaf) and _passes(play, parent[:-1]) and not _passes(play, parent)
+
         def handle_stays() -> bool:
             """Return whether only the unlock of a prefix whose lock split an edge fails."""
             split: list[list[Any]] = [["insert", [*old, *new]], ["lock", 0, old]]
@@ -116,6 +123,8 @@ def run_history(part: str, make: Make) -> Callable[[Student, dict[str, Any]], No
                 broken.cause = "match-writes"  # the history passes if its matches are left out
             if broken.cause in ("evict-order", "evict-few") and parent_is_not_offered():
                 broken.cause = "not-offered"
+            if broken.cause == "evict-order" and parent_counts_as_used():
+                broken.cause = "evict-parent"
             if broken.cause == "lock-path" and _passes(play, _no_split(size)):
                 broken.cause = "split-users"  # locks pass while no edge is split
             elif broken.cause == "split-users" and not _passes(play, _no_split(size)):
