@@ -32,7 +32,7 @@ UNITS = {
     "rows": "rows were computed",
     "recorded": "rows were recorded",
     "sent": "bytes were sent",
-    "summed": "numbers were summed over the ranks",
+    "exchanged": "numbers were exchanged by the ranks",
     "messages": "messages were sent",
     "walked": "bytes of the vocabulary were read",
     "weights": "weights were loaded",

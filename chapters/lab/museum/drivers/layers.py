@@ -34,7 +34,7 @@ def start(layer: Any, workload: Mapping[str, Any]) -> Any:
 
 
 def call(layer: Any, sizes: Any, note: Note) -> dict[str, int]:
-    """Run a layer for ``[ranks, tokens]``. Return how many numbers the ranks sum, and load as weights."""
+    """Run a layer for ``[ranks, tokens]``. Return how many numbers the ranks exchange, and load as weights."""
     ranks, tokens = sizes
     shape = Shape(ranks, q_heads=12, kv_heads=2 if ranks < 3 else ranks, head_dim=4, inner=24, tokens=tokens, layers=1)
     weights: list[int] = []
@@ -67,7 +67,10 @@ def call(layer: Any, sizes: Any, note: Note) -> dict[str, int]:
     if not all(near(out, want) for out in outs):
         promise = f"A layer computes the same on {amount(ranks, 'rank')} as on one."
         raise Broken("parts", promise, f"With {amount(tokens, 'token')}, the result is {far(outs, want)}.")
-    return {"summed": sum(each.parts[0].numel() for each in collectives), "weights": sum(weights)}
+    # A ring sends about twice a tensor to sum it, and n parts to gather them.
+    shares = {"all_reduce": 2}
+    exchanged = sum(shares.get(each.kind, ranks) * each.parts[0].numel() for each in collectives)
+    return {"exchanged": exchanged, "weights": sum(weights)}
 
 
 def draw(rng: random.Random, number: int) -> dict[str, Any]:
