@@ -144,7 +144,7 @@ def minisgl_cache_manager() -> Callable[..., Any] | None:
 
     When: once in rank 0's process, at start, with the scheduler. `minisgl.plugins.cache.prefix` is called last.
 
-    Returns: a function ``make_manager(spec, cache, events)``: see `minisgl.kvcache.PrefixCache`. None: another's.
+    Returns: a function ``make_manager(spec, cache, events)``: see `minisgl.plugins.cache.base`. None: another's.
     """
 
 

@@ -128,7 +128,7 @@ class Scale:
 
     def eviction(self, pages: int) -> Cost:
         """Evict ``pages`` cached pages of one token, each a leaf of the cache's tree."""
-        from minisgl.kvcache import Key
+        from minisgl.plugins.cache.base import Key
 
         cache = self.manager.build("cache", self.config.cache, page_size=1)
         numbers = np.arange(pages, dtype=np.int32)

@@ -10,7 +10,6 @@ from minisgl.config import ConfigError
 from minisgl.core import Engine, InvalidRequestError, Req, SamplingParams
 from minisgl.plugin_manager.discovery import exists
 from minisgl.scheduler.base import Drafting
-from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.scheduler.observer import HookObserver
 from minisgl.scheduler.scheduler import Scheduler
 
@@ -64,8 +63,8 @@ def build_scheduler(
     """
     manager.observe(config, engine.spec, link)
     cache = manager.build("cache", config.cache, page_size=engine.spec.page_size, spec=engine.spec)
-    manager.load_built_in("cache", "prefix")  # requests read the cached KV of their prefixes
-    make_manager = manager.hook.minisgl_cache_manager() or CacheManager
+    if not hasattr(cache, "make_manager"):
+        manager.load_built_in("cache", "prefix")  # requests read the cached KV of their prefixes
     policy = manager.build("scheduler", config.scheduler)
     manager.load_built_in("scheduler", "guard")  # keeps promise 6
     for wrap in reversed(manager.hook.minisgl_wrap_policy(config=config)):  # the plugin loaded last is the outermost
@@ -114,7 +113,7 @@ def build_scheduler(
         clock=clock,
         speculation=speculation,
         constraint_of=constraint_of,
-        make_manager=make_manager,
+        make_manager=manager.hook.minisgl_cache_manager(),
     )
 
 

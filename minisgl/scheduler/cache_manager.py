@@ -52,16 +52,23 @@ What `release` does with each part; without a prefix cache, all parts are retire
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from minisgl.core import I32, EngineSpec, Req, Step
-from minisgl.kvcache import MatchResult, PrefixCache
 from minisgl.scheduler.base import Waiting
 from minisgl.scheduler.observer import Observer
 from minisgl.scheduler.page_allocator import PageAllocator
 from minisgl.scheduler.request_table import RequestTable, Reserve
+
+
+class MatchResult(NamedTuple):
+    """The longest cached prefix of a key, in whole pages."""
+
+    handle: Any  # the cache's own reference to the prefix, for `lock`, `unlock` and `insert`
+    pages: I32  # [pages] pages of the prefix, in order; the caller does not write to the array
+    unlocked: int  # how many of these pages have no lock; locking the handle makes them not evictable
 
 
 class AdmissionCost(NamedTuple):
@@ -75,14 +82,15 @@ class CacheManager:
     """The page allocator and the request table of one scheduler, kept consistent with each other.
 
     The module docstring draws which pages of a request have which owner, and which method moves them. Requests share no
-    pages here: of ``cache``, only the counts are read. `minisgl.plugins.cache.prefix` has the class that uses it.
+    pages here.
     """
 
-    def __init__(self, spec: EngineSpec, cache: PrefixCache, events: Observer):
+    make_allocator = PageAllocator
+
+    def __init__(self, spec: EngineSpec, events: Observer):
         self.spec = spec
-        self.cache = cache
         self.events = events
-        self.allocator = PageAllocator(spec.num_pages, spec.max_running_requests)
+        self.allocator = self.make_allocator(spec.num_pages, spec.max_running_requests)
         self.request_table = RequestTable(spec)
         self.reserve = Reserve(spec.max_seq_len)  # tokens of each running request for which admission keeps pages free
         self.last_launched_step = -1
@@ -99,8 +107,7 @@ class CacheManager:
 
     def page_counts(self) -> tuple[int, int, int, int]:
         """Return the numbers of free, cached, evictable and retiring pages. Running requests own all others."""
-        allocator, cache = self.allocator, self.cache
-        return allocator.num_free, cache.total_pages, cache.evictable_pages, allocator.num_retiring
+        return self.allocator.num_free, 0, 0, self.allocator.num_retiring
 
     @property
     def has_pending_frees(self) -> bool:
@@ -190,7 +197,7 @@ class CacheManager:
 
     def check_idle(self) -> None:
         """Raise AssertionError unless the KV pool is whole, and no request owns a page or row (promise 9)."""
-        self.allocator.check_idle(self.cache.total_pages)
+        self.allocator.check_idle(self.page_counts()[1])
 
     def pop_page_table_updates(self) -> tuple[I32, I32, I32]:
         """Return the page-table entries that changed since the last call, oldest first, and forget them.

@@ -4,7 +4,7 @@ A page is in one of four states:
 
 - free;
 - owned by one request;
-- owned by the prefix cache, with a count of the running requests that use the page;
+- owned by the prefix cache: `plugins/cache/page_users.py` moves pages to the cache, and counts their users;
 - retiring: its owner has returned the page, but a step that was launched before may still read or write it. The page
   becomes free once the result of the last such step has been read.
 
@@ -80,7 +80,7 @@ class OwnerTable:
         """Free retiring ones now: no unread step touches them."""
         self.check_owner(ids, RETIRING, "free")
         self.num_retiring -= len(ids)
-        self._free(ids)
+        self.free(ids)
 
     def check_owner(self, ids: I32, owner: int | I32, action: str) -> None:
         """Raise `PageOwnershipError` unless ``owner`` owns all ``ids`` (an array: ``owner[i]`` owns ``ids[i]``)."""
@@ -93,68 +93,33 @@ class OwnerTable:
                 f"the {self.kind} {_state(int(self.owner[ids[i]]))}"
             )
 
-    def _free(self, ids: I32) -> None:
+    def free(self, ids: I32) -> None:
+        """Free some, whatever their owner, which the caller has checked."""
         self.owner[ids] = FREE
         self.stack[self.num_free : self.num_free + len(ids)] = ids
         self.num_free += len(ids)
 
 
 class PageAllocator(OwnerTable):
-    """The owners of all pages, with the users of the cached ones, and of all request-pool rows.
-
-    - ``ref_counts[page]``: number of running requests that use a page of the cache, int32 ``[num_pages]``.
-    - ``req_pool``: the owners of the request-pool rows.
-    """
+    """The owners of all pages. ``req_pool`` has those of the request-pool rows."""
 
     def __init__(self, num_pages: int, max_running_requests: int):
         super().__init__("page", num_pages)
         self.req_pool = OwnerTable("request-pool row", max_running_requests)
-        self.ref_counts: I32 = np.zeros(num_pages, np.int32)
 
     def free_retired(self, step: int) -> None:
         """Free the retiring pages and rows that waited for the result of ``step``, which has now been read."""
         super().free_retired(step)
         self.req_pool.free_retired(step)
 
-    def transfer_to_cache(self, pages: I32, owner: int | I32) -> None:
-        """Make the prefix cache the owner of pages of request ``owner``, or of page i of request ``owner[i]``.
-
-        Their user count starts at 0.
-        """
-        self.check_owner(pages, owner, "transfer to the cache")
-        self.owner[pages] = CACHE
-
-    def incref(self, pages: I32) -> None:
-        """Count one more user of these pages of the cache; a page that is listed twice gets two users."""
-        self.check_owner(pages, CACHE, "add a user to")
-        np.add.at(self.ref_counts, pages, 1)
-
-    def decref(self, pages: I32) -> None:
-        """Count one user fewer of these pages of the cache; a page that is listed twice loses two users."""
-        self.check_owner(pages, CACHE, "remove a user from")
-        np.subtract.at(self.ref_counts, pages, 1)
-        negative = self.ref_counts[pages] < 0
-        if np.count_nonzero(negative):
-            raise PageOwnershipError(f"cannot remove a user from pages {pages[negative].tolist()}: they have no users")
-
-    def free_evicted(self, pages: I32) -> None:
-        """Free evicted pages of the cache immediately: they have no users, so no unread step touches them."""
-        self.check_owner(pages, CACHE, "evict")
-        if len(pages) and int(self.ref_counts[pages].max()) > 0:
-            used = pages[self.ref_counts[pages] > 0].tolist()
-            raise PageOwnershipError(f"cannot evict pages {used}: they are in use")
-        self._free(pages)
-
     def check_idle(self, total_cached: int) -> None:
-        """Raise `PageOwnershipError` unless free + cached + retiring pages are all pages, without users (promise 9)."""
+        """Raise `PageOwnershipError` unless all pages are free, cached or retiring, and no row is used (promise 9)."""
         if self.num_free + total_cached + self.num_retiring != self.size:
             owners = np.unique(self.owner[self.owner >= 0]).tolist()
             raise PageOwnershipError(
                 f"pages are lost: {self.num_free} free + {total_cached} cached + {self.num_retiring} retiring is not "
                 f"{self.size}; requests {owners} still own pages"
             )
-        if self.ref_counts.any():
-            raise PageOwnershipError(f"idle, but pages {np.flatnonzero(self.ref_counts).tolist()} have users")
         rows = self.req_pool
         if rows.num_free + rows.num_retiring != rows.size:
             raise PageOwnershipError(

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from minisgl.core import I32, INTERRUPTED, Engine, EngineDeadError, Finished, Output, Req, SamplingParams, Step
-from minisgl.kvcache import PrefixCache
 from minisgl.scheduler.base import Constraints, Running, SchedulerPolicy, Speculation
 from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.scheduler.observer import Observer
@@ -31,7 +30,7 @@ class Scheduler:
 
     The loop of a user: ``add_request(…)``, then ``while scheduler.has_work: output = scheduler.step()``.
 
-    - ``cache``, ``policy``: the prefix cache and the scheduling policy. A policy may starve requests, unless a
+    - ``cache``, ``policy``: what the groups `cache` and `scheduler` build. A policy may starve requests, unless a
       `StarvationGuard` wraps it.
     - ``max_prefill_tokens``: maximum number of tokens in all prefill chunks of one step together.
     - ``overlap``: whether the host prepares a step while the device computes the step before.
@@ -41,13 +40,14 @@ class Scheduler:
     - ``clock``: returns the time in seconds that the observer receives.
     - ``speculation``: drafts tokens of decoding requests, which a step then verifies; None for no drafts.
     - ``constraint_of``: returns the constraint of a new request, such as a grammar, or None if it has none.
-    - ``make_manager``: makes what moves the pages, unless the cache has a method of this name: see `PrefixCache`.
+    - ``make_manager``: makes what moves the pages, from ``engine.spec``, ``cache`` and the observer, unless the cache
+      has a method of this name. None: no KV is reused.
     """
 
     def __init__(
         self,
         engine: Engine,
-        cache: PrefixCache,
+        cache: Any,
         policy: SchedulerPolicy,
         *,
         max_prefill_tokens: int = 8192,
@@ -58,13 +58,14 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         speculation: Speculation | None = None,
         constraint_of: Callable[[Req], Any] | None = None,
-        make_manager: Callable[..., CacheManager] = CacheManager,
+        make_manager: Callable[..., CacheManager] | None = None,
     ):
         self.engine, self.spec, self.clock, self.constraint_of = engine, engine.spec, clock, constraint_of
         self.overlap_depth = 1 if overlap else 0
         self.eos_ids, self.seed = frozenset(eos_ids), seed
         self.events = observer or Observer()
-        self.cache_manager = getattr(cache, "make_manager", make_manager)(self.spec, cache, self.events)
+        make = getattr(cache, "make_manager", make_manager)
+        self.cache_manager = make(self.spec, cache, self.events) if make else CacheManager(self.spec, self.events)
         self.planner = Planner(self, policy, self.cache_manager, max_prefill_tokens)
         self.request_table = self.cache_manager.request_table
         self.speculation = speculation

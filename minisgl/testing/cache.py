@@ -1,7 +1,8 @@
 """A conformance kit for prefix caches: compares a cache with a dictionary after every call.
 
 The dictionary maps each cached prefix to its last page. It is slow, because every call searches all entries, and it has
-no tree that could be wrong. The kit uses only the interface `minisgl.kvcache`, so it applies to every cache plugin.
+no tree that could be wrong. The kit uses only the interface `minisgl.plugins.cache.base`, so it applies to every cache
+plugin.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minisgl.core import I32
-from minisgl.kvcache import Key, MatchResult, PrefixCache
+from minisgl.plugins.cache.base import Key, MatchResult, PrefixCache
 
 __all__ = ["CacheConformance", "CacheModel", "CachePair", "Prefix"]
 

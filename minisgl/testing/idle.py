@@ -19,8 +19,9 @@ def check_idle(scheduler: Scheduler) -> None:
     assert not scheduler.requests, f"requests are open: {sorted(scheduler.requests)}"
     assert not scheduler.in_flight, f"steps are in flight: {[launched.step.id for launched in scheduler.in_flight]}"
     manager = scheduler.cache_manager
-    manager.cache.check()
-    check_allocator(manager.allocator, manager.cache.total_pages)
+    if (cache := getattr(manager, "cache", None)) is not None:
+        cache.check()
+    check_allocator(manager.allocator, manager.page_counts()[1])
     manager.check_idle()
 
 
@@ -33,7 +34,8 @@ def check_allocator(allocator: PageAllocator, total_cached: int) -> None:
         raise PageOwnershipError(
             f"the cache says it owns {total_cached} pages; the page allocator has recorded {int(cached.sum())}"
         )
-    if (allocator.ref_counts[~cached] != 0).any() or (allocator.ref_counts < 0).any():
+    users = getattr(allocator, "ref_counts", np.zeros_like(allocator.owner))  # those of a `SharedPageAllocator`
+    if (users[~cached] != 0).any() or (users < 0).any():
         raise PageOwnershipError("a page that the cache does not own has users")
 
 

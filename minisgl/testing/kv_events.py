@@ -18,7 +18,7 @@ import pluggy
 from minisgl import hooks
 from minisgl.cluster.kv_events import encode
 from minisgl.core import EngineSpec, Output
-from minisgl.kvcache import Key, PrefixCache
+from minisgl.plugins.cache.base import Key, PrefixCache
 from minisgl.scheduler.base import SchedulerPolicy
 from minisgl.testing.drive import Drive
 

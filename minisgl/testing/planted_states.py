@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from minisgl.core import I32, EngineSpec, Req, Step
-from minisgl.kvcache import Key, MatchResult
+from minisgl.plugins.cache.base import Key, MatchResult
 from minisgl.plugins.cache.prefix import PrefixCacheManager
 from minisgl.plugins.cache.radix import RadixCache
 from minisgl.plugins.cache.states import Prefix, StatesCache, StatesManager

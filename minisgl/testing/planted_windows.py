@@ -11,8 +11,8 @@ from unittest.mock import patch
 import numpy as np
 
 from minisgl.core import I32, EngineSpec, Req
-from minisgl.kvcache import Key, MatchResult
 from minisgl.plugins.cache import groups
+from minisgl.plugins.cache.base import Key, MatchResult
 from minisgl.plugins.cache.grouped.table import GroupTable
 from minisgl.plugins.cache.grouped.tree import Path
 from minisgl.plugins.cache.groups import GroupCacheManager, GroupedCache

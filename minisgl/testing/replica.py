@@ -20,7 +20,7 @@ from minisgl import hooks
 from minisgl.cluster.kv_events import AnyEvent
 from minisgl.config import Config
 from minisgl.core import I32, EngineSpec, Finished, Req, SamplingParams, Step, StepResult
-from minisgl.kvcache import PrefixCache
+from minisgl.plugins.cache.base import PrefixCache
 from minisgl.plugins.cache.prefix import make_manager
 from minisgl.plugins.scheduler.guard import StarvationGuard
 from minisgl.plugins.speculation import DraftProposer

@@ -16,7 +16,7 @@ import pluggy
 from minisgl import hooks
 from minisgl.config import Config
 from minisgl.core import EngineSpec
-from minisgl.kvcache import PrefixCache
+from minisgl.plugins.cache.base import PrefixCache
 from minisgl.scheduler.base import SchedulerPolicy
 from minisgl.testing.drive import Drive
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from minisgl.core import I32, EngineSpec
 from minisgl.hooks import hookimpl
-from minisgl.kvcache import Key, MatchResult
+from minisgl.plugins.cache.base import Key, MatchResult
 from minisgl.plugins.cache.grouped.manager import GroupManager
 from minisgl.plugins.cache.grouped.options import GroupOptions
 from minisgl.plugins.cache.grouped.tree import ABSENT, Node, PageTree, Path

@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from minisgl.core import I32
+from minisgl.core import EngineSpec
 from minisgl.hooks import hookimpl
-from minisgl.kvcache import InsertResult, Key, MatchResult
-
-_NONE = np.empty(0, np.int32)
+from minisgl.scheduler.cache_manager import CacheManager
+from minisgl.scheduler.observer import Observer
 
 
 @dataclass
@@ -23,29 +20,10 @@ class Naive:
 
 
 class NaiveCache:
-    """A prefix cache that never holds a page."""
+    """No cache: requests share no pages, and the core's `CacheManager` moves them."""
 
-    reuses = False
-    evictable_pages = 0
-    total_pages = 0
-
-    def match(self, key: Key) -> MatchResult:
-        return MatchResult(None, _NONE, 0)
-
-    def lock(self, handle: Any) -> None:
-        pass
-
-    def unlock(self, handle: Any) -> None:
-        pass
-
-    def insert(self, base: Any, key: Key, start: int, pages: I32) -> InsertResult:
-        return InsertResult(base, _NONE)
-
-    def evict(self, pages: int) -> I32:
-        return _NONE
-
-    def check(self) -> None:
-        pass
+    def make_manager(self, spec: EngineSpec, cache: NaiveCache, events: Observer) -> CacheManager:
+        return CacheManager(spec, events)
 
 
 @hookimpl

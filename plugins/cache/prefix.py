@@ -18,7 +18,8 @@ import numpy as np
 
 from minisgl.core import I32, EngineSpec, Req, Step
 from minisgl.hooks import hookimpl
-from minisgl.kvcache import Key, MatchResult, PrefixCache
+from minisgl.plugins.cache.base import Key, MatchResult, PrefixCache
+from minisgl.plugins.cache.page_users import SharedPageAllocator
 from minisgl.scheduler.base import Waiting
 from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.scheduler.observer import Observer
@@ -42,8 +43,12 @@ class _PrefixMatch:
 class PrefixCacheManager(CacheManager):
     """A `CacheManager` that also keeps the prefix cache consistent with the page allocator and the page table."""
 
+    make_allocator = SharedPageAllocator
+    allocator: SharedPageAllocator
+
     def __init__(self, spec: EngineSpec, cache: PrefixCache, events: Observer):
-        super().__init__(spec, cache, events)
+        super().__init__(spec, events)
+        self.cache = cache
         self._rematch = getattr(cache, "rematch", lambda key, last: cache.match(key))
         self._version = 0  # changes with the cache's content and locks; an older match result is invalid
         self._pending_unlocks: deque[tuple[int, list[Any], I32]] = deque()  # (step, handles, pages), by step
@@ -54,6 +59,11 @@ class PrefixCacheManager(CacheManager):
     def num_available_pages(self) -> int:
         """Number of pages that can be allocated now: free pages, and pages that the cache can evict."""
         return self.allocator.num_free + self.cache.evictable_pages
+
+    def page_counts(self) -> tuple[int, int, int, int]:
+        """Return the numbers of free, cached, evictable and retiring pages. Running requests own all others."""
+        allocator, cache = self.allocator, self.cache
+        return allocator.num_free, cache.total_pages, cache.evictable_pages, allocator.num_retiring
 
     @property
     def has_pending_frees(self) -> bool:
@@ -266,7 +276,7 @@ def _num_reusable_tokens(req: Req) -> int:
 def make_manager(spec: EngineSpec, cache: PrefixCache, events: Observer) -> CacheManager:
     """Return the manager of a cache. The pages of a prefix hold no recurrent state, so they are no use without it."""
     reuses = cache.reuses and not spec.has_states
-    return (PrefixCacheManager if reuses else CacheManager)(spec, cache, events)
+    return PrefixCacheManager(spec, cache, events) if reuses else CacheManager(spec, events)
 
 
 @hookimpl(trylast=True)

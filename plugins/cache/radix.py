@@ -19,8 +19,8 @@ import numpy as np
 
 from minisgl.core import I32  # a numpy array of int32
 from minisgl.hooks import hookimpl
-from minisgl.kvcache import InsertResult, Key, MatchResult
 from minisgl.plugins.cache import compare
+from minisgl.plugins.cache.base import InsertResult, Key, MatchResult
 
 _NONE = np.empty(0, np.int32)
 

@@ -23,8 +23,8 @@ import numpy as np
 from minisgl.config import ConfigError
 from minisgl.core import EngineSpec, Req, Step
 from minisgl.hooks import hookimpl
-from minisgl.kvcache import Key, MatchResult
 from minisgl.plugins.cache import compare
+from minisgl.plugins.cache.base import Key, MatchResult
 from minisgl.plugins.cache.prefix import PrefixCacheManager
 from minisgl.plugins.cache.radix import RadixCache
 from minisgl.scheduler.observer import Observer

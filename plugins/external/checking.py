@@ -276,7 +276,7 @@ METHODS = {
     "reasoning_parser": "reader",
     "live": "add_routes",
 }
-"""Group → a method that every object of the group has."""
+"""Group → a method that every object of the group has. A cache that makes its own manager may lack it."""
 
 MAY_BE_NONE = frozenset({"tokenizer", "tool_parser", "reasoning_parser", "live"})
 """The groups whose ``build`` may return None."""
@@ -289,7 +289,7 @@ def check_made(group: str, made: object) -> None:
         return
     if isinstance(made, type):
         raise ConfigError(f"build returned the class {made.__name__}. Return an object of it.")
-    if not callable(getattr(made, method, None)):
+    if not callable(getattr(made, method, None)) and not (group == "cache" and hasattr(made, "make_manager")):
         raise ConfigError(
             f"build returned an object of the type {type(made).__name__}, which has no method {method!r}. "
             "minisgl/hooks.py says what it must return."

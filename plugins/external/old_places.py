@@ -17,6 +17,9 @@ log = logging.getLogger(__name__)
 
 MOVED = MappingProxyType(
     {
+        "minisgl.kvcache": dict.fromkeys(
+            ("InsertResult", "Key", "MatchResult", "PrefixCache"), "minisgl.plugins.cache.base"
+        ),
         "minisgl.layers": {"MoELayer": "minisgl.plugins.models.experts"},
         "minisgl.models.converter": {"Quantization": "minisgl.plugins.quantization.base"},
         "minisgl.moe": {"MoeBackend": "minisgl.plugins.moe"},

@@ -32,7 +32,7 @@ PARTS: Mapping[str, PartSpec] = MappingProxyType(
     {
         "attention": PartSpec("`minisgl.attention.AttentionBackend`", _EACH_RANK, _DEVICE),
         "cache": PartSpec(
-            "`minisgl.kvcache.PrefixCache`, empty",
+            "`minisgl.plugins.cache.base.PrefixCache`, empty",
             _RANK_0,
             {"page_size": "tokens of a KV page", "spec": "the sizes of the engine, an `EngineSpec`"},
         ),

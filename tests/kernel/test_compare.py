@@ -93,7 +93,7 @@ def test_radix_cache_is_the_same_with_both(compiled: CommonPages) -> None:
 
 
 def key_of(ids: I32) -> Any:
-    from minisgl.kvcache import Key
+    from minisgl.plugins.cache.base import Key
 
     return Key(None, ids)
 

@@ -33,7 +33,7 @@ class Script:
     def __init__(self, *outputs: Output, refuse: bool = False, last: bool = True):
         self.outputs, self.refuse, self.last = list(outputs), refuse, last
         self.requests, self.in_flight = (), ()
-        self.cache_manager = CacheManager(SPEC, NaiveCache(), Observer())
+        self.cache_manager = CacheManager(SPEC, Observer())
 
     def __call__(self, engine: Any, *_: Any, **__: Any) -> Script:
         engine.counts.admissions[1], engine.counts.computed_by[1] = 1, 4

@@ -12,10 +12,9 @@ import torch
 
 from minisgl.attention import AttentionBackend, AttnNeeds, LayerSpec
 from minisgl.core import I32
-from minisgl.kvcache import InsertResult, Key, MatchResult, PrefixCache
 from minisgl.plugins.attention.paged import PagedAttention
 from minisgl.plugins.attention.torch import Torch, TorchAttention
-from minisgl.plugins.cache.naive import NaiveCache
+from minisgl.plugins.cache.base import InsertResult, Key, MatchResult, PrefixCache
 from minisgl.plugins.cache.radix import Handle, Node, RadixCache
 from minisgl.scheduler.base import Budget, Plan, Running, SchedulerPolicy, Waiting
 from minisgl.testing.attention import AttentionConformance
@@ -36,9 +35,34 @@ class TestRadixCache(CacheConformance):
         return RadixCache(page_size)
 
 
-class TestNaiveCache(CacheConformance):
+class HoldsNothing:
+    """A prefix cache that never holds a page."""
+
+    reuses = False
+    evictable_pages = total_pages = 0
+
+    def match(self, key: Key) -> MatchResult:
+        return MatchResult(None, np.empty(0, np.int32), 0)
+
+    def lock(self, handle: Any) -> None:
+        pass
+
+    def unlock(self, handle: Any) -> None:
+        pass
+
+    def insert(self, base: Any, key: Key, start: int, pages: I32) -> InsertResult:
+        return InsertResult(base, np.empty(0, np.int32))
+
+    def evict(self, pages: int) -> I32:
+        return np.empty(0, np.int32)
+
+    def check(self) -> None:
+        pass
+
+
+class TestCacheThatHoldsNothing(CacheConformance):
     def make(self, page_size: int) -> PrefixCache:
-        return NaiveCache()
+        return HoldsNothing()
 
 
 class TestStatic(PolicyConformance):
@@ -203,7 +227,7 @@ class KeepsTheCallersArray(RadixCache):
         return node
 
 
-class HoldsWithoutSaying(NaiveCache):
+class HoldsWithoutSaying(HoldsNothing):
     """Reports that it stored pages although ``reuses`` is False."""
 
     def insert(self, base: Any, key: Key, start: int, pages: I32) -> InsertResult:

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test radix     (`hint radix` for a hint)
 Serve it:  python -m minisgl plugins=my_radix.py cache=mine
 """
 
-# minisgl lab radix, skeleton f240e52bcc (minisgl 0.2.0)
+# minisgl lab radix, skeleton b3ef343708 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ import numpy as np
 
 from minisgl.core import I32  # a numpy array of int32
 from minisgl.hooks import hookimpl
-from minisgl.kvcache import InsertResult, Key, MatchResult
 from minisgl.plugins.cache import compare
+from minisgl.plugins.cache.base import InsertResult, Key, MatchResult
 
 _NONE = np.empty(0, np.int32)
 

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test window     (`hint window` for a hint)
 Serve it:  python -m minisgl plugins=my_window.py cache=mine
 """
 
-# minisgl lab window, skeleton cf570d3368 (minisgl 0.2.0)
+# minisgl lab window, skeleton b419c40366 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from minisgl.core import I32, EngineSpec
 from minisgl.hooks import hookimpl
-from minisgl.kvcache import Key, MatchResult
+from minisgl.plugins.cache.base import Key, MatchResult
 from minisgl.plugins.cache.grouped.manager import GroupManager
 from minisgl.plugins.cache.grouped.options import GroupOptions
 from minisgl.plugins.cache.grouped.tree import ABSENT, Node, PageTree, Path

@@ -28,7 +28,7 @@ from minisgl.chapters.lab.grader.simulated_workloads import (
     show,
     simulate,
 )
-from minisgl.kvcache import Key
+from minisgl.plugins.cache.base import Key
 from minisgl.testing.drive import make_plugin
 
 Make = Callable[[random.Random, int], dict[str, Any]]
@@ -163,7 +163,7 @@ def make_cache(student: Student, page_size: int) -> Any:
     made = student.make(student.config(**options), page_size=page_size)
     for name in ("match", "lock", "unlock", "insert", "evict", "check"):
         if not callable(getattr(made, name, None)):
-            promise = "The cache has the methods of the protocol `PrefixCache` in minisgl/kvcache/__init__.py."
+            promise = "The cache has the methods of the protocol `PrefixCache` in plugins/cache/base.py."
             raise Broken("lacks-method", promise, f"It has no method `{name}`.")
     return made
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from minisgl.chapters.lab.grader.gate import Broken, Invalid, amount
-from minisgl.kvcache import Key
+from minisgl.plugins.cache.base import Key
 from minisgl.testing.cache import CacheModel, Prefix
 
 __all__ = ["History", "show_history"]

@@ -22,7 +22,7 @@ import pluggy
 from minisgl import hooks
 from minisgl.chapters.lab.grader.gate import Broken, Invalid, StudentError, amount
 from minisgl.core import EngineSpec, Req, SamplingParams, Step
-from minisgl.kvcache import PrefixCache
+from minisgl.plugins.cache.base import PrefixCache
 from minisgl.scheduler.planner import PolicyError
 from minisgl.testing.drive import Drive, Job, Report, make_plugin
 from minisgl.testing.violation import SimViolation

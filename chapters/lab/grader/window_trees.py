@@ -20,7 +20,7 @@ import numpy as np
 
 from minisgl.chapters.lab.grader.gate import Broken, Invalid, amount
 from minisgl.core import EngineSpec
-from minisgl.kvcache import Key
+from minisgl.plugins.cache.base import Key
 from minisgl.plugins.cache.grouped.tree import ABSENT, Node, Path
 
 __all__ = ["Tree", "make_tree", "show_tree", "why_length"]

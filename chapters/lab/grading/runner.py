@@ -127,7 +127,7 @@ def checked(lab: Lab, verdict: Verdict, data: Any) -> Verdict:
 
 def modules_of(lab: Lab) -> list[str]:
     """Return the modules that the student's process imports before the student's file."""
-    common = ["numpy", "minisgl.scheduler", "minisgl.kvcache"]
+    common = ["numpy", "minisgl.scheduler", "minisgl.plugins.cache.base"]
     if lab.data:
         return common
     return [*common, "minisgl.testing.drive", *(["torch", "minisgl.llm"] if lab.torch else [])]

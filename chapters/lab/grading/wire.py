@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from minisgl.core import Admission, EngineSpec, PromptRange, SamplingParams, Step, StepResult
-from minisgl.kvcache import InsertResult, Key, MatchResult
+from minisgl.plugins.cache.base import InsertResult, Key, MatchResult
 from minisgl.scheduler.base import Plan, Running, Waiting
 from minisgl.scheduler.planner import WaitingView
 

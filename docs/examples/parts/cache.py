@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from minisgl import hookimpl
-from minisgl.kvcache import InsertResult
+from minisgl.plugins.cache.base import InsertResult
 from minisgl.plugins.cache.radix import RadixCache
 
 

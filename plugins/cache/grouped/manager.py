@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from minisgl.core import I32, EngineSpec, Req, Step
-from minisgl.kvcache import MatchResult
+from minisgl.plugins.cache.base import MatchResult
 from minisgl.plugins.cache.grouped.table import GroupTable
 from minisgl.plugins.cache.grouped.tree import ABSENT, PageTree, Path
 from minisgl.plugins.cache.prefix import PrefixCacheManager

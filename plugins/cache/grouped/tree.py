@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from minisgl.core import I32, EngineSpec
-from minisgl.kvcache import InsertResult, Key, MatchResult
+from minisgl.plugins.cache.base import InsertResult, Key, MatchResult
 
 ABSENT = -1
 """Takes the place of a page that a node does not have."""

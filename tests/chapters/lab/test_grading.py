@@ -37,7 +37,7 @@ from minisgl.chapters.lab.skeletons import skeleton, solution
 from minisgl.chapters.lab.verdicts import Verdict
 from minisgl.config import ConfigError
 from minisgl.core import SamplingParams
-from minisgl.kvcache import MatchResult
+from minisgl.plugins.cache.base import MatchResult
 from minisgl.scheduler import Plan, Waiting
 
 ROOT = Path(__file__).parents[3]

@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from minisgl.kvcache import Key, MatchResult
-from minisgl.plugins.cache.naive import NaiveCache
+from minisgl.plugins.cache.base import Key, MatchResult
 from minisgl.plugins.cache.radix import Handle, Node, RadixCache
 from minisgl.testing.cache import CachePair
 
@@ -354,12 +353,3 @@ def test_queue_does_not_grow_with_use() -> None:
         cache.lock(handle)
         cache.unlock(handle)
     assert len(cache._leaves) < 200
-
-
-def test_naive_cache_holds_nothing() -> None:
-    cache = NaiveCache()
-    inserted = cache.insert(None, key(1, 2), 0, pages(1, 2))
-    assert len(inserted.pages) == 0
-    match = cache.match(key(1, 2))
-    assert (len(match.pages), match.unlocked, cache.total_pages, cache.evictable_pages) == (0, 0, 0, 0)
-    assert len(cache.evict(5)) == 0

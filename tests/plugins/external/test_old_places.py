@@ -8,6 +8,7 @@ from pathlib import Path
 
 PLUGIN = """
 from minisgl import hookimpl
+from minisgl.kvcache import Key, MatchResult, PrefixCache
 from minisgl.layers import MoELayer
 from minisgl.models.converter import Quantization
 from minisgl.moe import MoeBackend
@@ -37,6 +38,7 @@ def test_a_plugin_finds_moved_names(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", LOAD, str(path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     for place, name in (
+        ("minisgl.plugins.cache.base", "PrefixCache"),
         ("minisgl.plugins.models.experts", "MoELayer"),
         ("minisgl.plugins.moe", "MoeBackend"),
         ("minisgl.plugins.quantization.base", "Quantization"),

@@ -15,7 +15,7 @@ import numpy as np
 
 from minisgl.core import I32
 from minisgl.hooks import hookimpl
-from minisgl.kvcache import InsertResult, Key, MatchResult
+from minisgl.plugins.cache.base import InsertResult, Key, MatchResult
 
 Hash = NewType("Hash", bytes)
 
@@ -40,7 +40,10 @@ class Block:
 
 
 class BlockCache:
-    """Pages by the hash of their prefix. Implements `minisgl.kvcache.PrefixCache`. A handle is a list of hashes."""
+    """Pages by the hash of their prefix. Implements `minisgl.plugins.cache.base.PrefixCache`.
+
+    A handle is a list of hashes.
+    """
 
     reuses = True
 

@@ -11,10 +11,11 @@ from typing import Any
 
 from minisgl.core import I32, EngineSpec
 from minisgl.hooks import hookimpl
+from minisgl.plugins.cache.page_users import SharedPageAllocator
 from minisgl.plugins.cache.prefix import PrefixCacheManager
 from minisgl.plugins.cache.radix import RadixCache
 from minisgl.scheduler.observer import Observer
-from minisgl.scheduler.page_allocator import RETIRING, PageAllocator
+from minisgl.scheduler.page_allocator import RETIRING
 
 
 @dataclass
@@ -35,7 +36,7 @@ class FencedCache(RadixCache):
         return manager
 
 
-class FencedAllocator(PageAllocator):
+class FencedAllocator(SharedPageAllocator):
     """A page allocator with a list of retired pages for each fence. ``most_waiting`` is the largest number seen."""
 
     def __init__(self, num_pages: int, max_running_requests: int):

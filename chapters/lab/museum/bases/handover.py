@@ -15,7 +15,7 @@ import numpy as np
 
 from minisgl.core import I32, EngineSpec, Req, Step
 from minisgl.hooks import hookimpl
-from minisgl.kvcache import Key
+from minisgl.plugins.cache.base import Key
 from minisgl.plugins.cache.prefix import PrefixCacheManager
 from minisgl.plugins.cache.radix import RadixCache
 from minisgl.scheduler.observer import Observer

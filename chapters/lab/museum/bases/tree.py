@@ -14,7 +14,7 @@ import numpy as np
 
 from minisgl.core import I32
 from minisgl.hooks import hookimpl
-from minisgl.kvcache import InsertResult, Key, MatchResult
+from minisgl.plugins.cache.base import InsertResult, Key, MatchResult
 
 NO_PAGES = np.empty(0, np.int32)
 
@@ -48,7 +48,7 @@ class Handle:
 
 
 class TreeCache:
-    """A radix tree with one root for each namespace. Implements `minisgl.kvcache.PrefixCache`."""
+    """A radix tree with one root for each namespace. Implements `minisgl.plugins.cache.base.PrefixCache`."""
 
     reuses = True
 

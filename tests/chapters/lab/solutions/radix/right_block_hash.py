@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from minisgl import hookimpl
-from minisgl.kvcache import InsertResult, MatchResult
+from minisgl.plugins.cache.base import InsertResult, MatchResult
 
 
 @dataclass
