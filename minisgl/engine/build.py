@@ -32,7 +32,6 @@ from minisgl.models.generation_config import eos_ids
 from minisgl.plugin_manager.encoding import early_functions, started_early
 
 if TYPE_CHECKING:
-    from minisgl.engine.model_runner import GraphRunner
     from minisgl.plugin_manager.manager import PluginManager
 
 log = logging.getLogger(__name__)
@@ -129,9 +128,7 @@ def _assemble(
             raise ConfigError(f"{config.model} needs a part of the group {group}, and there is no plugin of it.")
         return manager.build(group, options, device=device)
 
-    graph: GraphRunner | None = None
-    if config.graph is not None:
-        graph = manager.build("graph", config.graph, device=device)
+    graph = None if config.graph is None else manager.build("graph", config.graph, device=device)
     max_step_tokens = setup.max_step_tokens(config, max_seq_len)
     wrapped = attention if graph is None else graph.wrap_attention(attention, max_step_tokens)
     ctx = Context(comm, wrapped, device, dtype, part)

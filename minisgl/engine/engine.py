@@ -19,7 +19,7 @@ import torch
 from minisgl.config import Config
 from minisgl.core import EngineDeadError, Step, StepResult, TokenMasks
 from minisgl.engine.inputs import Download
-from minisgl.engine.model_runner import Forward, GraphRunner, ModelRunner, StepRunner
+from minisgl.engine.model_runner import Forward, ModelRunner, StepRunner
 from minisgl.engine.setup import explain_out_of_memory
 from minisgl.models.converter import Kernels
 
@@ -41,14 +41,13 @@ class TorchEngine:
     """Engine of one tensor-parallel rank; implements `minisgl.core.Engine`.
 
     ``runner`` computes the steps: ``model_runner`` itself, or an object of the group `graph`, or of another plugin,
-    that wraps it. ``graph`` is the part of the group `graph`, if there is one. ``peers`` are rank 0's connections to
-    the other ranks, if there are any: `launch` sends each step to them first (promise 7), so the scheduler need not
-    know how many ranks there are. SGLang broadcasts the requests instead (`recv_requests`), and every rank schedules.
+    that wraps it. ``graph`` is the part of the group `graph` (`plugins/graph`), or None. ``peers`` are rank 0's
+    connections to the other ranks, if there are any: `launch` sends each step to them first (promise 7), so the
+    scheduler need not know how many ranks there are. SGLang broadcasts the requests instead (`recv_requests`), and
+    every rank schedules.
     """
 
-    def __init__(
-        self, model_runner: ModelRunner, runner: StepRunner, graph: GraphRunner | None, eos_ids: frozenset[int]
-    ):
+    def __init__(self, model_runner: ModelRunner, runner: StepRunner, graph: Any, eos_ids: frozenset[int]):
         self.model_runner, self.runner, self.graph, self.eos_ids = model_runner, runner, graph, eos_ids
         self.spec, self.ctx, self.comm = model_runner.spec, model_runner.ctx, model_runner.ctx.comm
         self.device, self.dtype = model_runner.device, model_runner.ctx.dtype

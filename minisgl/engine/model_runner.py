@@ -8,7 +8,7 @@ runner knows steps and tensors. Streams, steps in flight and results belong to `
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +22,7 @@ from minisgl.engine.sampler import Sampler
 from minisgl.layers.context import Context
 from minisgl.models.decoder import Model
 
-if TYPE_CHECKING:
-    from minisgl.config import Config
-    from minisgl.engine.engine import TorchEngine
-
-__all__ = ["Forward", "GraphRunner", "ModelRunner", "Prepared", "StepRunner"]
+__all__ = ["Forward", "ModelRunner", "Prepared", "StepRunner"]
 
 
 class Prepared(NamedTuple):
@@ -48,8 +44,8 @@ class Prepared(NamedTuple):
 class Forward(NamedTuple):
     """A step whose forward pass was launched, before it samples.
 
-    ``logits`` [sampled positions, vocab] and ``sampling`` are None if no row samples. ``scores`` is the result of
-    `Scorer.score`, empty if the step scores no prompts.
+    ``logits`` [sampled positions, vocab] and ``sampling`` are None if no row samples. ``scores`` are those of prompts,
+    as tensors by name for one of `ModelRunner.readers`; empty if the step scores none.
     """
 
     step: Step
@@ -61,19 +57,6 @@ class Forward(NamedTuple):
 
 Reader = Callable[[Step, StepResult, Mapping[str, npt.NDArray[Any]]], StepResult]
 """Returns the result of a step with what it makes of the tensors of `StepRunner.sample`, given on the host, by name."""
-
-
-class Scorer(Protocol):
-    """Reads hidden states of a step beside those to sample after, to score prompts: `plugins/sampling`."""
-
-    def indices(self, step: Step) -> Tensor:
-        """Return the tokens of the step whose hidden states it reads: their indices, int32, on the device."""
-
-    def score(self, step: Step, hidden: Tensor) -> dict[str, Tensor]:
-        """Return the scores, as tensors by name, for one of `ModelRunner.readers`. Every rank makes this call.
-
-        ``hidden`` [indices, hidden] are the hidden states of `indices`.
-        """
 
 
 class StepRunner(Protocol):
@@ -101,33 +84,6 @@ class StepRunner(Protocol):
         """Release what the runner holds. The engine calls it before it closes the communicator."""
 
 
-class GraphRunner(Protocol):
-    """What the group `graph` builds: it wraps the runner of steps, to launch the same work with less host time.
-
-    Every rank has its own. What a wrapper does, such as replaying recorded launches, is its own matter: a runner that
-    records steps is a `minisgl.plugins.graph.replaying.BucketRunner`.
-    """
-
-    def wrap_attention(self, backend: AttentionBackend, max_tokens: int) -> AttentionBackend:
-        """Return the attention backend that the model's layers call: ``backend`` itself, or an object that wraps it.
-
-        Called once, before the model is built. No step with prompts has more than ``max_tokens`` tokens.
-        """
-
-    def wrap(self, runner: ModelRunner) -> StepRunner:
-        """Return a runner of the same steps with the same results, or ``runner`` itself.
-
-        Called once, when weights, KV pool and page table exist, and before ``start`` of the returned runner. It must
-        allocate nothing on the device.
-        """
-
-    def warm_up(self, engine: TorchEngine, config: Config, *, drafting: bool) -> None:
-        """Compute what it likes before the first request. Called once on each rank, after the start of the runner.
-
-        With ``drafting``, steps may verify drafts.
-        """
-
-
 class ModelRunner:
     """Runs steps operation by operation. ``max_step_tokens`` is the largest number of tokens of a step with prompts.
 
@@ -149,7 +105,7 @@ class ModelRunner:
         self.max_step_tokens, self.rank, self.size, self.device = max_step_tokens, rank, size, ctx.device
         self.sampler = Sampler(spec.max_running_requests, spec.vocab_size, self.device)
         self.inputs = InputBuilder(spec, self.device)
-        self.scorer: Scorer | None = None  # set if a plugin scores prompts
+        self.scorer: Any = None  # scores prompts: plugins/sampling/prompt_logprobs.py; None without this plugin
         # By the name of a tensor of `sample`: what adds it to the result of a step that has such a tensor.
         self.readers: dict[str, Reader] = {}
         # [request-pool rows, the scratch row included]: the token that the row sampled last.

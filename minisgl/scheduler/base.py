@@ -8,10 +8,10 @@ shipped policies are in `plugins/scheduler/`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from minisgl.core import Bools, EngineSpec, Output, Req, Step, StepResult, TokenMasks
+from minisgl.core import Bools, Output, Req, Step, StepResult, TokenMasks
 
 if TYPE_CHECKING:
     from minisgl.scheduler.cache_manager import CacheManager
@@ -147,19 +147,6 @@ class Speculation(Protocol):
 
     def close(self) -> None:
         """Free what is held for drafts. No other method is called any more."""
-
-
-class Drafting(Protocol):
-    """What a plugin of the group `speculation` builds: it gives a scheduler its `Speculation`."""
-
-    def speculate(
-        self, spec: EngineSpec, clock: Callable[[], float], *, max_draft_tokens: int, adapt: bool, rounds: int
-    ) -> Speculation | None:
-        """Return the speculation of a new scheduler, or None for no drafts.
-
-        ``clock`` returns seconds. A step has at most ``max_draft_tokens`` drafts, and at most ``rounds`` rounds. With
-        ``adapt``, the number of drafts follows how many were accepted, and how long steps take.
-        """
 
 
 class Constraints(Protocol):

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from minisgl.config import ConfigError
 from minisgl.core import Engine, InvalidRequestError, Req, SamplingParams
 from minisgl.plugin_manager.discovery import exists
-from minisgl.scheduler.base import Drafting
 from minisgl.scheduler.observer import HookObserver
 from minisgl.scheduler.scheduler import Scheduler
 
@@ -49,7 +48,7 @@ def build_scheduler(
     *,
     tokenizer: Tokenizer | None = None,
     grammars: Any = None,
-    proposer: Drafting | None = None,
+    proposer: Any = None,
     adapt_drafts: bool = True,
     link: Link | None = None,
 ) -> Scheduler:
@@ -58,8 +57,8 @@ def build_scheduler(
     The observers of ``manager`` receive the scheduler's events until ``manager.close()`` is called. ``clock`` returns
     seconds. The end-of-sequence ids of ``tokenizer`` are added to those of the engine. ``grammars`` reads the grammars
     of requests (`minisgl.plugins.grammar.lazy`); without it, a request with a grammar is refused. A benchmark may pass
-    another ``proposer``, and turn off the adaptation of the number of drafts. ``link`` connects the observers with a
-    server.
+    another ``proposer`` of drafts (`plugins/speculation`), and turn off the adaptation of their number. ``link``
+    connects the observers with a server.
     """
     manager.observe(config, engine.spec, link)
     cache = manager.build("cache", config.cache, page_size=engine.spec.page_size, spec=engine.spec)

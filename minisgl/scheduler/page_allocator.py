@@ -4,7 +4,7 @@ A page is in one of four states:
 
 - free;
 - owned by one request;
-- owned by the prefix cache: `plugins/cache/page_users.py` moves pages to the cache, and counts their users;
+- owned by the prefix cache: `plugins/cache/prefix.py` moves pages to the cache, and counts their users;
 - retiring: its owner has returned the page, but a step that was launched before may still read or write it. The page
   becomes free once the result of the last such step has been read.
 

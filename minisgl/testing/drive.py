@@ -290,6 +290,11 @@ class Drive:
         )
         check_idle(self.scheduler)
 
+    @property
+    def num_cached_pages(self) -> int:
+        """Number of pages that the prefix cache owns."""
+        return self.scheduler.cache_manager.page_counts()[1]
+
     def check_whole_pool(self) -> None:
         """Check that all pages can be allocated: run a request that needs every page of the pool.
 

@@ -116,10 +116,10 @@ class CacheContent:
                 at = path[-1].parent
             yield Key(path[0].salt, np.array([t for block in reversed(path) for t in block.tokens], np.int32))
 
-    def check(self, cache: PrefixCache) -> None:
-        """Raise AssertionError if the cache has other pages than the events say."""
-        assert cache.total_pages == len(self.blocks), (
-            f"the cache has {cache.total_pages} pages, and {len(self.blocks)} blocks by the events"
+    def check(self, cache: PrefixCache, total_pages: int) -> None:
+        """Raise AssertionError if the cache, which has ``total_pages``, has other pages than the events say."""
+        assert total_pages == len(self.blocks), (
+            f"the cache has {total_pages} pages, and {len(self.blocks)} blocks by the events"
         )
         # Every block is in the cache, and there are as many blocks as pages. So every page of the cache is a block.
         for key in self.prefixes():
@@ -165,12 +165,12 @@ class KVEventsDrive(Drive):
     def step(self) -> Output:
         before = self.content.messages
         output = super().step()
-        if self.thorough and (self.content.messages > before or len(self.content.blocks) != self.cache.total_pages):
-            self.content.check(self.cache)
+        if self.thorough and (self.content.messages > before or len(self.content.blocks) != self.num_cached_pages):
+            self.content.check(self.cache, self.num_cached_pages)
         return output
 
     def check_idle(self) -> None:
         super().check_idle()
-        self.content.check(self.cache)
+        self.content.check(self.cache, self.num_cached_pages)
         self.report.stored_blocks, self.report.removed_blocks = self.content.stored, self.content.removed
         assert not self.observer._blocks._last, "the observer keeps state of requests that have ended"

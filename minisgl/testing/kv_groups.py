@@ -10,6 +10,7 @@ allocator, and knows nothing of the plugin's records but the page table.
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import numpy as np
 
@@ -42,7 +43,7 @@ class WindowDrive(Drive):
 
     def check_pages(self) -> None:
         """Raise AssertionError if a running request has too many pages, or if its next query lacks a page."""
-        manager = self.scheduler.cache_manager
+        manager: Any = self.scheduler.cache_manager
         owner, users = manager.allocator.owner, manager.allocator.ref_counts
         table, spec, locked = manager.request_table, self.spec, 0
         for req in table.reqs:

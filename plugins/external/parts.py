@@ -56,7 +56,7 @@ PARTS: Mapping[str, PartSpec] = MappingProxyType(
             f"{_EACH_RANK}; only if the checkpoint is in FP8, or with the option ``quantize=fp8``",
             _DEVICE,
         ),
-        "graph": PartSpec("`minisgl.engine.model_runner.GraphRunner`", _EACH_RANK, _DEVICE),
+        "graph": PartSpec("`minisgl.plugins.graph.GraphRunner`", _EACH_RANK, _DEVICE),
         "communicator": PartSpec(
             "`minisgl.distributed.Communicator`, connected to the other ranks",
             f"{_EACH_RANK}; also if there is only one rank",

@@ -12,7 +12,7 @@ from minisgl.hooks import hookimpl
 from minisgl.plugins.graph.replaying import EARLY
 
 if TYPE_CHECKING:
-    from minisgl.engine.model_runner import GraphRunner
+    from minisgl.plugins.graph import GraphRunner
 
 
 @dataclass

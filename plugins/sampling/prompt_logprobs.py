@@ -38,18 +38,21 @@ def minisgl_wrap_runner() -> Any:
 
 
 class PromptScorer:
-    """Scores the prompts of one rank's steps: implements `minisgl.engine.model_runner.Scorer`."""
+    """Scores the prompts of one rank's steps, from hidden states beside those to sample after: `ModelRunner.scorer`."""
 
     def __init__(self, runner: ModelRunner):
         self._runner = runner
 
     def indices(self, step: Step) -> Tensor:
-        """Return the indices in the step of the positions whose logits score tokens."""
+        """Return the indices in the step of the positions whose logits score tokens: int32, on the device."""
         (indices,) = self._runner.inputs.upload([token_indices(step)])
         return indices
 
     def score(self, step: Step, hidden: Tensor) -> dict[str, Tensor]:
-        """Return the log-probabilities that the step's ranges ask for, by name."""
+        """Return the log-probabilities that the step's ranges ask for, by name. Every rank makes this call.
+
+        ``hidden`` [indices, hidden] are the hidden states of `indices`.
+        """
         runner, num_top = self._runner, max(each.num_top for each in step.prompt_logprobs)
         (targets,) = runner.inputs.upload([np.concatenate([each.targets for each in step.prompt_logprobs])])
         log_sum_exp = runner.sampler.log_sum_exp

@@ -69,9 +69,11 @@ class DraftProposer(Protocol):
         adapt: bool = True,
         rounds: int = 1,
     ) -> Speculation | None:
-        """Return what gives a scheduler the drafts of this proposer; None if it makes none.
+        """Return what gives a new scheduler the drafts of this proposer; None if it makes none.
 
-        See `minisgl.scheduler.base.Drafting`. A proposer inherits this method.
+        ``clock`` returns seconds. A step has at most ``max_draft_tokens`` drafts, and at most ``rounds`` rounds. With
+        ``adapt``, the number of drafts follows how many were accepted, and how long steps take. A proposer inherits
+        this method.
         """
         if not self.max_drafts:
             self.close()

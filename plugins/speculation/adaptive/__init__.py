@@ -118,7 +118,8 @@ class AdaptiveSpeculation(Speculation):
         limits = np.maximum(table.max_len[rows] - 1 - positions, 0)
         proposed = self.propose(step_id, reqs, rows, positions, limits)
         counts = np.minimum(np.array([len(tokens) for tokens in proposed], np.int32), limits)
-        counts = np.diff(np.minimum(np.cumsum(counts), self.max_draft_tokens), prepend=0)
+        if counts.sum() > self.max_draft_tokens:  # the first rows get theirs
+            counts = np.diff(np.minimum(np.cumsum(counts), self.max_draft_tokens), prepend=0)
         drafting = np.flatnonzero(counts)
         drafts: list[list[int]] = [[] for _ in reqs]
         if not len(drafting):
@@ -388,16 +389,14 @@ class _Recent:
     def __init__(self) -> None:
         self.step_id = -1
         """The step that was measured last."""
+        self.seconds = math.inf
+        """The median; of an even number of values, the lower one."""
         self._values: deque[float] = deque(maxlen=5)
 
     def add(self, step_id: int, seconds: float) -> None:
         self.step_id = step_id
         self._values.append(seconds)
-
-    @property
-    def seconds(self) -> float:
-        """The median; of an even number of values, the lower one."""
-        return statistics.median_low(self._values)
+        self.seconds = statistics.median_low(self._values)
 
 
 def _class(rows: int, drafts: int) -> tuple[int, int]:

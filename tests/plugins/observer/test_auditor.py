@@ -55,13 +55,13 @@ def test_any_workload_has_no_findings(data: st.DataObject) -> None:
     manager = PluginManager.load([NAME], light=True)
     drive = Drive(spec, cache, policy, observers=manager.hook, thorough=False, **options)
     drive.run(clients)
-    assert_no_findings(auditor_of(manager), cache.total_pages)
+    assert_no_findings(auditor_of(manager), drive.num_cached_pages)
 
 
 def test_shared_pages_are_no_leak() -> None:
     auditor, drive = audited([job(uid, 13, first=0, arrive=uid) for uid in range(1, 6)])
     assert drive.report.cached_tokens > 0
-    assert_no_findings(auditor, drive.cache.total_pages)
+    assert_no_findings(auditor, drive.num_cached_pages)
 
 
 def test_retracted_requests_are_no_leak() -> None:
@@ -80,7 +80,7 @@ def test_aborts_are_no_finding(overlap: bool) -> None:
             auditor, drive = audited(
                 clients, spec=pool(14, max_running_requests=3), overlap=overlap, max_prefill_tokens=8
             )
-            assert_no_findings(auditor, drive.cache.total_pages)
+            assert_no_findings(auditor, drive.num_cached_pages)
 
 
 def test_engine_failure_has_no_findings() -> None:

@@ -11,8 +11,7 @@ from typing import Any
 
 from minisgl.core import I32, EngineSpec
 from minisgl.hooks import hookimpl
-from minisgl.plugins.cache.page_users import SharedPageAllocator
-from minisgl.plugins.cache.prefix import PrefixCacheManager
+from minisgl.plugins.cache.prefix import PrefixCacheManager, SharedPageAllocator
 from minisgl.plugins.cache.radix import RadixCache
 from minisgl.scheduler.observer import Observer
 from minisgl.scheduler.page_allocator import RETIRING

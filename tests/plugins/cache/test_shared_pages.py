@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from minisgl.core import I32
-from minisgl.plugins.cache.page_users import SharedPageAllocator
+from minisgl.plugins.cache.prefix import SharedPageAllocator
 from minisgl.scheduler.page_allocator import PageOwnershipError
 from minisgl.testing.idle import check_allocator
 
