@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -55,23 +55,6 @@ class Accepted(NamedTuple):
     last: Tensor  # int64 [rows] the last of these tokens
 
 
-class Verification(Protocol):
-    """Decides how many tokens count in a step with rows that sample at several positions: `plugins/speculation`."""
-
-    @property
-    def req_pool_indices(self) -> Tensor:
-        """The request-pool row of each row that samples, int32 [rows]."""
-
-    def accept(self, tokens: Tensor) -> Accepted:
-        """Return how many of the sampled ``tokens`` int64 [positions] count. Every rank gets the same result."""
-
-    def counts(self, accepted: Accepted) -> Tensor:
-        """Return whether the token of each sampled position counts, bool [positions]."""
-
-    def add_drafts(self, history: Tensor, rows: Tensor | None) -> None:
-        """Add the drafts before each sampled position to its counts of tokens: `plugins/sampling/penalties.py`."""
-
-
 class SamplingInputs(NamedTuple):
     """Inputs of sampling: tensors with one entry for each sampled position of the step, on the device.
 
@@ -83,7 +66,7 @@ class SamplingInputs(NamedTuple):
     positions: Tensor  # position of the token to be sampled
     plan: SamplePlan
     groups: dict[int, Tensor]  # `plan.rows` as tensors on the device
-    verification: Verification | None = None  # None: no row samples at several positions
+    verification: Any = None  # None: no row samples at several positions; or plugins/speculation: `DraftVerification`
 
 
 class Uploader:

@@ -8,14 +8,8 @@ shipped policies are in `plugins/scheduler/`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
-
-from minisgl.core import Bools, Output, Req, Step, StepResult, TokenMasks
-
-if TYPE_CHECKING:
-    from minisgl.scheduler.cache_manager import CacheManager
-    from minisgl.scheduler.steps import Ended, InFlightStep, ResultReader
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 
 class Waiting(NamedTuple):
@@ -108,67 +102,3 @@ class SchedulerPolicy(Protocol):
         An empty plan means that no request should compute now. If no step is in flight either, the scheduler still runs
         the earliest admitted request that fits, or else the oldest waiting one.
         """
-
-
-class Speculation(Protocol):
-    """Gives the draft tokens of a scheduler's decode rows, and is told how many of them were accepted.
-
-    A row with k drafts samples at k + 1 positions, and the result says how many of the tokens count.
-    `plugins/speculation/` makes the drafts, decides how many, and allocates the pages of their positions.
-    """
-
-    engine_drafts: bool
-    """Whether the engine makes drafts too, from the tokens of the requests, which their admissions then carry."""
-
-    def admitted(self, reqs: Sequence[Req]) -> None:
-        """Note requests that begin to run."""
-
-    def removed(self, reqs: Sequence[Req]) -> None:
-        """Note requests that stop to run, before they lose their rows."""
-
-    def with_drafts(
-        self, cache_manager: CacheManager, step: Step, reqs: list[Req], may_repeat: bool
-    ) -> tuple[Step, list[Req]]:
-        """Return the step in which decode rows verify drafts, and the request of each of its rows.
-
-        Allocate the pages of the drafts. With ``may_repeat``, the step may have several rounds: no request waits.
-        """
-
-    def append(
-        self, results: ResultReader, launched: InFlightStep, result: StepResult, gained: Bools, out: Output
-    ) -> Ended:
-        """Append the tokens of a step with verification rows, for the rows ``gained``: see `ResultReader.append`."""
-
-    def read(self, launched: InFlightStep, result: StepResult, gained: Sequence[int]) -> None:
-        """Note the result of a step: the requests in the rows ``gained`` got ``result.accepted[row]`` tokens each."""
-
-    def stats(self) -> Mapping[str, int]:
-        """Return the counts of verification rows and of drafts since the start, for `Scheduler.stats`."""
-
-    def close(self) -> None:
-        """Free what is held for drafts. No other method is called any more."""
-
-
-class Constraints(Protocol):
-    """Keeps the requests of a scheduler that have a constraint (`Req.constraint`), such as a grammar.
-
-    A constraint says which tokens may be sampled next. The classes are in `plugins/constraint/`; the first request with
-    a constraint brings this one (``constraint.make_manager(vocab_size)``).
-    """
-
-    def add(self, req: Req) -> None:
-        """Add a new request. It enters the waiting queue when its constraint is ready."""
-
-    def pop_ready(self, is_idle: bool) -> list[Req]:
-        """Return the requests that enter the waiting queue now. If ``is_idle``, wait a moment for the first one."""
-
-    def masks(self, launched: InFlightStep) -> tuple[TokenMasks, Ended]:
-        """Return the masks of a step that samples late, and the requests that end because no token is allowed.
-
-        The results of all earlier steps have been read.
-        """
-
-    def append(
-        self, results: ResultReader, launched: InFlightStep, result: StepResult, out: Output
-    ) -> tuple[Bools, Ended]:
-        """Do what `ResultReader.append` does, for a step that sampled late, and advance the constraints."""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from minisgl.core import I32, INTERRUPTED, Engine, EngineDeadError, Finished, Output, Req, SamplingParams, Step
-from minisgl.scheduler.base import Constraints, Running, SchedulerPolicy, Speculation
+from minisgl.scheduler.base import Running, SchedulerPolicy
 from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.scheduler.observer import Observer
 from minisgl.scheduler.planner import Planner, req_pool_indices_of
@@ -38,7 +38,8 @@ class Scheduler:
     - ``seed``: the seeds of requests without a seed are derived from it.
     - ``observer``: is told of the scheduler's events; None: no object is. `HookObserver` calls the plugins' hooks.
     - ``clock``: returns the time in seconds that the observer receives.
-    - ``speculation``: drafts tokens of decoding requests, which a step then verifies; None for no drafts.
+    - ``speculation``: drafts tokens of decoding requests, which a step then verifies; None for no drafts. Its class is
+      `minisgl.plugins.speculation.Speculation`.
     - ``constraint_of``: returns the constraint of a new request, such as a grammar, or None if it has none.
     - ``make_manager``: makes what moves the pages, from ``engine.spec``, ``cache`` and the observer, unless the cache
       has a method of this name. None: no KV is reused.
@@ -56,7 +57,7 @@ class Scheduler:
         seed: int = 0,
         observer: Observer | None = None,
         clock: Callable[[], float] = time.monotonic,
-        speculation: Speculation | None = None,
+        speculation: Any = None,
         constraint_of: Callable[[Req], Any] | None = None,
         make_manager: Callable[..., CacheManager] | None = None,
     ):
@@ -69,7 +70,7 @@ class Scheduler:
         self.planner = Planner(self, policy, self.cache_manager, max_prefill_tokens)
         self.request_table = self.cache_manager.request_table
         self.speculation = speculation
-        self.constraints: Constraints | None = None  # from the first request with a constraint on
+        self.constraints: Any = None  # from the first request with a constraint on: `plugins/constraint/manager.py`
         self.step_builder = StepBuilder(self.cache_manager, speculation)
         self.counters = Counters()
         self.results = ResultReader(self.request_table, self.counters, speculation)
@@ -163,7 +164,7 @@ class Scheduler:
         7. Read the result of the step *before*, while the device computes the step just launched (overlap scheduling).
            Without overlap, or if there was nothing to launch, read the oldest result: `_process_result`. If a row has a
            grammar, the sampling of the step just launched starts only now, with masks that depend on the result just
-           read: `Constraints.masks`. If the step before verifies drafts, its result is read first of all, before 1.
+           read: `plugins/constraint`. If the step before verifies drafts, its result is read first of all, before 1.
         8. With that result, free the retired pages that waited for its step: `CacheManager.free_retired`. Append the
            sampled tokens. Finish requests that sampled a stop token or reached ``max_tokens``, and release their pages:
            `_finish`, `CacheManager.release`.

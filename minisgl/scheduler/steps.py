@@ -12,7 +12,7 @@ their new tokens; the scheduler ends them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import structs
@@ -30,7 +30,6 @@ from minisgl.core import (
     Step,
     StepResult,
 )
-from minisgl.scheduler.base import Speculation
 from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.scheduler.request_table import RequestTable
 
@@ -38,9 +37,9 @@ _NO_UPDATES = (np.empty(0, np.int32),) * 3
 
 
 class StepBuilder:
-    """The builder of one scheduler's steps. ``speculation`` gives drafts, or is None."""
+    """The builder of one scheduler's steps. ``speculation`` gives drafts, or is None: `Scheduler`."""
 
-    def __init__(self, cache_manager: CacheManager, speculation: Speculation | None):
+    def __init__(self, cache_manager: CacheManager, speculation: Any):
         self.cache_manager, self.request_table = cache_manager, cache_manager.request_table
         self.speculation = speculation
         self._with_states = getattr(cache_manager, "with_states", None)  # of a cache that keeps recurrent states
@@ -168,7 +167,7 @@ class InFlightStep(NamedTuple):
 class ResultReader:
     """Reads the results of one scheduler's steps. ``counts`` are the scheduler's counters, which are updated."""
 
-    def __init__(self, request_table: RequestTable, counts: dict[str, int], speculation: Speculation | None = None):
+    def __init__(self, request_table: RequestTable, counts: dict[str, int], speculation: Any = None):
         self.request_table, self.counts, self.speculation = request_table, counts, speculation
 
     def append(self, launched: InFlightStep, result: StepResult, out: Output) -> tuple[Bools, Ended]:

@@ -10,7 +10,7 @@ import numpy as np
 from minisgl.core import I32, Bools
 
 if TYPE_CHECKING:
-    from minisgl.scheduler.base import Constraints
+    from minisgl.plugins.constraint.manager import ConstraintManager
 
 
 class Constraint(Protocol):
@@ -51,7 +51,7 @@ class Constraint(Protocol):
         """
         return ()
 
-    def make_manager(self, vocab_size: int) -> Constraints:
+    def make_manager(self, vocab_size: int) -> ConstraintManager:
         """Return what keeps the constraints of a scheduler. It is called for the first request with a constraint."""
         from minisgl.plugins.constraint.manager import ConstraintManager
 

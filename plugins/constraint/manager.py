@@ -9,14 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 from minisgl.core import I32, Bools, Output, Req, StepResult, TokenMasks
-from minisgl.scheduler.base import Constraints
 from minisgl.scheduler.steps import Ended, InFlightStep, ResultReader
 
 WAIT = 0.01
 """Seconds that a turn without other work waits for a constraint."""
 
 
-class ConstraintManager(Constraints):
+class ConstraintManager:
     """The constrained requests of one scheduler: those that are not ready yet, and the masks of steps in flight."""
 
     def __init__(self, vocab_size: int):
@@ -38,7 +37,10 @@ class ConstraintManager(Constraints):
         return ready
 
     def masks(self, launched: InFlightStep) -> tuple[TokenMasks, Ended]:
-        """Return the masks of a launched step that waits for them, and the requests that may sample no token."""
+        """Return the masks of a launched step that waits for them, and the requests that may sample no token.
+
+        The results of all earlier steps have been read.
+        """
         masks, dead_ends = token_masks(launched, self.vocab_size)
         if dead_ends:
             self.dead_ends[launched.step.id] = dead_ends

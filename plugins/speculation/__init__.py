@@ -8,15 +8,16 @@ server has no drafts.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from minisgl.core import EngineSpec, Req, StepResult
+from minisgl.core import Bools, EngineSpec, Output, Req, Step, StepResult
 
 if TYPE_CHECKING:
-    from minisgl.scheduler.base import Speculation
+    from minisgl.scheduler.cache_manager import CacheManager
+    from minisgl.scheduler.steps import Ended, InFlightStep, ResultReader
 
-__all__ = ["DraftProposer", "accepted_by_round"]
+__all__ = ["DraftProposer", "Speculation", "accepted_by_round"]
 
 
 class DraftProposer(Protocol):
@@ -81,6 +82,44 @@ class DraftProposer(Protocol):
         from minisgl.plugins.speculation.adaptive import AdaptiveSpeculation
 
         return AdaptiveSpeculation(self, spec, max_draft_tokens, clock, adapt, rounds)
+
+
+class Speculation(Protocol):
+    """What a scheduler asks: it gives the draft tokens of decode rows, and is told how many of them were accepted.
+
+    A row with k drafts samples at k + 1 positions, and the result says how many of the tokens count.
+    """
+
+    engine_drafts: bool
+    """Whether the engine makes drafts too, from the tokens of the requests, which their admissions then carry."""
+
+    def admitted(self, reqs: Sequence[Req]) -> None:
+        """Note requests that begin to run."""
+
+    def removed(self, reqs: Sequence[Req]) -> None:
+        """Note requests that stop to run, before they lose their rows."""
+
+    def with_drafts(
+        self, cache_manager: CacheManager, step: Step, reqs: list[Req], may_repeat: bool
+    ) -> tuple[Step, list[Req]]:
+        """Return the step in which decode rows verify drafts, and the request of each of its rows.
+
+        Allocate the pages of the drafts. With ``may_repeat``, the step may have several rounds: no request waits.
+        """
+
+    def append(
+        self, results: ResultReader, launched: InFlightStep, result: StepResult, gained: Bools, out: Output
+    ) -> Ended:
+        """Append the tokens of a step with verification rows, for the rows ``gained``: see `ResultReader.append`."""
+
+    def read(self, launched: InFlightStep, result: StepResult, gained: Sequence[int]) -> None:
+        """Note the result of a step: the requests in the rows ``gained`` got ``result.accepted[row]`` tokens each."""
+
+    def stats(self) -> Mapping[str, int]:
+        """Return the counts of verification rows and of drafts since the start, for `Scheduler.stats`."""
+
+    def close(self) -> None:
+        """Free what is held for drafts. No other method is called any more."""
 
 
 def accepted_by_round(result: StepResult, row: int) -> list[int]:

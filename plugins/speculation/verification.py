@@ -32,7 +32,9 @@ def minisgl_wrap_runner() -> Any:
 
 
 class DraftVerification(NamedTuple):
-    """The rows of a step that sample, each padded to k sampled positions, as tensors on the device.
+    """Which tokens count in a step with rows that sample at several positions: `SamplingInputs.verification`.
+
+    The fields have the rows of the step that sample, each padded to k sampled positions, as tensors on the device.
 
     k is the largest number of sampled positions of a row. A row that verifies nothing has one sampled position and no
     draft. Sampled positions are numbered over all rows, in order.

@@ -6,13 +6,11 @@ import re
 
 from minisgl.core import Engine
 from minisgl.scheduler import scheduler
-from minisgl.scheduler.base import Constraints
 from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.scheduler.planner import Planner
 
 OWNERS = {
     "CacheManager": CacheManager,
-    "Constraints": Constraints,
     "Engine": Engine,
     "Planner": Planner,
     "Scheduler": scheduler.Scheduler,

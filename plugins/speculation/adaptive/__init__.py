@@ -21,10 +21,9 @@ import numpy as np
 from msgspec import structs
 
 from minisgl.core import I32, Bools, EngineSpec, Output, Req, Step, StepResult
-from minisgl.plugins.speculation import DraftProposer, accepted_by_round
+from minisgl.plugins.speculation import DraftProposer, Speculation, accepted_by_round
 from minisgl.plugins.speculation.adaptive.verification import append_runs, verify
 from minisgl.scheduler import PolicyError
-from minisgl.scheduler.base import Speculation
 from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.scheduler.steps import PER_POSITION, Ended, InFlightStep, ResultReader
 
