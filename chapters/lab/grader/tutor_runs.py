@@ -44,7 +44,7 @@ def chat(
     asked = [[{"role": "user", "content": text}] for text in chats]
     with LLM("tutor", overrides=["device=cpu", *overrides]) as llm:
         if llm.scheduler.speculation is not None:
-            llm.scheduler.speculation.adapt = False  # type: ignore[attr-defined]
+            llm.scheduler.speculation.adapt = False
         found = [o.token_ids for p in params for o in llm.chat(asked, p, progress=False)]
         stats: dict[str, Any] = llm.scheduler.stats()
     return found, {name: int(stats.get(name, 0)) for name in ("steps", "draft_tokens", "accepted_draft_tokens")}
