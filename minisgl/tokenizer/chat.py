@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -102,7 +101,7 @@ class ChatTemplate:
         further variables of the template, and ``tools`` is one of them. Raise `InvalidRequestError` if a message is
         wrong, or if the template raises an error.
         """
-        chat = [as_string(message) for message in normalize(messages)]
+        chat = normalize(messages)
         kwargs = {**(chat_template_kwargs or {}), "tools": list(tools) or None}
         return self.render_once(chat, add_generation_prompt, kwargs)
 
@@ -152,25 +151,18 @@ def _tojson(
 def normalize(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Return messages of the OpenAI API in the form that templates read. Raise `InvalidRequestError` for a wrong one.
 
-    A null field is a missing field, as in `transformers`. A content is a string or a list of text parts. Tool calls are
-    refused: `tokenizer=auto` reads them.
+    A null field is a missing field, as in `transformers`. A content is a string. Lists of parts are refused, and so are
+    tool calls: `tokenizer=auto` reads them.
     """
     found = []
     for i, message in enumerate(messages):
         new = {name: value for name, value in message.items() if value is not None}
-        if "content" in new:
-            new["content"] = _content(new["content"], i)
+        if not isinstance(new.get("content", ""), str):
+            refuse(i, "the content must be a string; tokenizer=auto also reads a list of content parts")
         if new.get("tool_calls"):
             refuse(i, "tool calls are not supported by this tokenizer: use tokenizer=auto")
         found.append(new)
     return found
-
-
-def as_string(message: Message) -> Message:
-    """Return a message whose content is a string: the texts of its parts, joined with line breaks."""
-    if not isinstance(message.get("content"), list):
-        return message
-    return {**message, "content": "\n".join(part["text"] for part in message["content"])}
 
 
 def strings_of(value: Any) -> list[str]:
@@ -180,22 +172,6 @@ def strings_of(value: Any) -> list[str]:
     if isinstance(value, Mapping):
         value = [*value, *value.values()]
     return [text for item in value for text in strings_of(item)] if isinstance(value, list | tuple) else []
-
-
-def _content(content: Any, i: int) -> str | list[dict[str, str]]:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list | tuple):
-        refuse(i, "the content must be a string or a list of content parts")
-    return [_part(part, i) for part in content] or ""
-
-
-def _part(part: Any, i: int) -> dict[str, str]:
-    if isinstance(part, Mapping) and part.get("type") != "text":
-        refuse(i, f"a content part of type {reprlib.repr(part.get('type'))} is not supported, only 'text'")
-    if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
-        refuse(i, "a content part must be {'type': 'text', 'text': '…'}")
-    return {"type": "text", "text": part["text"]}
 
 
 def refuse(i: int, what: str) -> NoReturn:

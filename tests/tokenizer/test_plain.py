@@ -42,16 +42,10 @@ def load(folder: Path, parse_special_tokens: bool = False) -> Tokenizer:
 
 
 def test_chat_is_that_of_transformers(folder: Path) -> None:
-    """Parts, ``<`` and fragments of special tokens."""
+    """``<`` and fragments of special tokens."""
     ours, theirs = load(folder), transformers.AutoTokenizer.from_pretrained(folder)
-    chats: list[tuple[list[dict[str, Any]], list[dict[str, Any]]]] = [
-        ([{"role": "user", "content": "a < b <|im_e"}],) * 2,
-        ([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
-         [{"role": "user", "content": "a\nb"}]),
-    ]  # fmt: skip
-    for chat, expected in chats:
-        want = theirs.apply_chat_template(expected, add_generation_prompt=True, return_dict=False)
-        assert ours.chat(chat) == want
+    chat = [{"role": "user", "content": "a < b <|im_e"}]
+    assert ours.chat(chat) == theirs.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
     assert ours.eos_ids == {theirs.eos_token_id}
 
 
@@ -63,7 +57,7 @@ def test_special_tokens_of_clients_are_refused(folder: Path, where: str) -> None
     def chat(tokenizer: Tokenizer, text: str) -> list[int]:
         messages: list[dict[str, Any]] = [{"role": "user", "content": "y"}]
         if where == "content":
-            messages[0]["content"] = [{"type": "text", "text": text}]
+            messages[0]["content"] = text
         elif where == "role":
             messages[0]["role"] = text
         tools = [{"function": {"name": text}}] if where == "tools" else []
@@ -89,9 +83,9 @@ def test_continued_messages_need_another_tokenizer(folder: Path) -> None:
     assert refused.value.field == "continue_final_message"
 
 
-@pytest.mark.parametrize("content", [3, ["x"], [{"type": "image_url", "image_url": {}}], [{"type": "text"}]])
+@pytest.mark.parametrize("content", [3, ["x"], [{"type": "text", "text": "x"}]])
 def test_content_that_is_no_text_is_refused(content: Any) -> None:
-    with pytest.raises(InvalidRequestError, match=r"messages\[0\].*content"):
+    with pytest.raises(InvalidRequestError, match=r"messages\[0\]: the content must be a string; tokenizer=auto"):
         ChatTemplate("{{ messages[0].content }}").render([{"role": "user", "content": content}])
 
 

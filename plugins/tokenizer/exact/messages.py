@@ -68,19 +68,22 @@ class Arguments(dict[str, Any]):
 
 
 def normalize(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return the messages in the form that templates read: see `minisgl.tokenizer.chat.normalize`.
+    """Return the messages in the form that templates read.
 
-    A part of a content is a `TextPart`, and a reasoning text has all names under which templates read it. Raise
-    `InvalidRequestError` also for a field of a part that would have no effect, and for arguments of a tool call that
-    JSON allows but that have several meanings. The arguments of a tool call are an object: `Arguments` if the client
-    gave a string.
+    A null field is a missing field, as in `transformers`. A part of a content is a `TextPart`, and a reasoning text has
+    all names under which templates read it. Raise `InvalidRequestError` for a content that is no text, for a field of a
+    part that would have no effect, and for arguments of a tool call that JSON allows but that have several meanings.
+    The arguments of a tool call are an object: `Arguments` if the client gave a string.
     """
     for i, message in enumerate(messages):
         if isinstance(content := message.get("content"), list | tuple):
             for part in content:
                 _check_part(part, i)
+    plain = [dict(message) for message in messages]
+    for i, changed in enumerate(plain):
+        if changed.get("content") is not None:
+            changed["content"] = _content(changed["content"], i)
     found = []
-    plain = chat.normalize([{k: value for k, value in each.items() if k != "tool_calls"} for each in messages])
     for i, (changed, given) in enumerate(zip(plain, messages, strict=True)):
         calls = [_tool_call(call, i) for call in given.get("tool_calls") or ()]
         both = {**changed, "tool_calls": calls or given.get("tool_calls")}
@@ -91,6 +94,29 @@ def normalize(messages: Sequence[Message]) -> list[dict[str, Any]]:
             message["content"] = [TextPart(part) for part in content]
         found.append(_with_reasoning(message, i))
     return found
+
+
+def _content(content: Any, i: int) -> str | list[dict[str, str]]:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list | tuple):
+        chat.refuse(i, "the content must be a string or a list of content parts")
+    return [_part(part, i) for part in content] or ""
+
+
+def _part(part: Any, i: int) -> dict[str, str]:
+    if isinstance(part, Mapping) and part.get("type") != "text":
+        chat.refuse(i, f"a content part of type {reprlib.repr(part.get('type'))} is not supported, only 'text'")
+    if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+        chat.refuse(i, "a content part must be {'type': 'text', 'text': '…'}")
+    return {"type": "text", "text": part["text"]}
+
+
+def as_string(message: Message) -> Message:
+    """Return a message whose content is a string: the texts of its parts, joined with line breaks."""
+    if not isinstance(message.get("content"), list):
+        return message
+    return {**message, "content": "\n".join(part["text"] for part in message["content"])}
 
 
 def map_strings(value: Any, change: Callable[[str], str]) -> Any:

@@ -26,6 +26,7 @@ from minisgl.plugins.tokenizer.exact.messages import (
     TextMarks,
     TextPart,
     as_parts,
+    as_string,
     as_system,
     has_parts,
     normalize,
@@ -40,7 +41,7 @@ from minisgl.plugins.tokenizer.exact.template_source import (
 )
 from minisgl.sampling_params import InvalidRequestError, shorten
 from minisgl.tokenizer import chat
-from minisgl.tokenizer.chat import ChatTemplate, Message, as_string, strings_of
+from minisgl.tokenizer.chat import ChatTemplate, Message, strings_of
 from minisgl.tokenizer.tokenizer import SPECIAL_TOKENS
 from minisgl.utils.json_file import is_neutral
 
