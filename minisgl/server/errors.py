@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -11,9 +10,6 @@ from minisgl.core import Finished, InvalidRequestError
 
 CLIENT_CLOSED_REQUEST = 499
 """The HTTP status of a response whose client has disconnected. No client receives it; only ``/metrics`` counts it."""
-
-
-NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
 class ApiError(Exception):
@@ -40,31 +36,16 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     @staticmethod
-    def from_invalid(error: InvalidRequestError, names: Mapping[str, str] = NO_NAMES) -> ApiError:
-        """Return the error response (400) for an invalid request. ``names`` are those of `from_finished`."""
-        return ApiError(400, *_named(error.message, error.field, names), error.code)
+    def from_invalid(error: InvalidRequestError) -> ApiError:
+        """Return the error response (400) for an invalid request."""
+        return ApiError(400, error.message, error.field or None, error.code)
 
     @staticmethod
-    def from_finished(end: Finished, names: Mapping[str, str] = NO_NAMES) -> ApiError:
-        """Return the error response for a request that ended with an error.
-
-        ``names`` maps a field of `Finished` to the parameter that the client used for it, where the names differ: a
-        chat request has ``messages``, which `Finished` calls ``prompt``, and may have ``max_completion_tokens``.
-        """
+    def from_finished(end: Finished) -> ApiError:
+        """Return the error response for a request that ended with an error."""
         if end.status >= 500:
             return ApiError(end.status, end.error or "The request failed.")
-        return ApiError(end.status, *_named(end.error, end.field, names), end.code or "invalid_value")
-
-
-def _named(message: str, field: str, names: Mapping[str, str]) -> tuple[str, str | None]:
-    """Return the message of an error and its field, with the client's name of each field.
-
-    In the message, only a name with an underscore is replaced: ``prompt`` is also a word.
-    """
-    for inner, name in names.items():
-        if "_" in inner:
-            message = re.sub(rf"\b{inner}\b", name, message)
-    return message, names.get(field, field) or None
+        return ApiError(end.status, end.error, end.field or None, end.code or "invalid_value")
 
 
 def timed_out(seconds: float | None) -> ApiError:

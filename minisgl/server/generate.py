@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from minisgl.core import Finished
 from minisgl.message import Delta
 from minisgl.server.dispatch import Dispatcher
-from minisgl.server.errors import CLIENT_CLOSED_REQUEST, NO_NAMES, ApiError
+from minisgl.server.errors import CLIENT_CLOSED_REQUEST, ApiError
 from minisgl.server.protocol import AnswerForm
 from minisgl.server.request_record import Stream
 
@@ -67,8 +67,7 @@ class ResponseBuilder:
 
     `full` builds the body of a response that is not streamed. For a streamed response, `first_chunk`, `chunk` and
     `error` build the bodies of its events, which `encode` makes bytes. ``n`` is the number of choices of each prompt.
-    The response's id ends in ``request_id``. ``names`` are the client's names of fields: `ApiError.from_finished`.
-    ``form`` is that of the chat. ``stream`` has the replies.
+    The response's id ends in ``request_id``. ``form`` is that of the chat. ``stream`` has the replies.
     """
 
     chat, id_prefix, kind, chunk_kind = True, "chatcmpl", "chat.completion", "chat.completion.chunk"
@@ -79,9 +78,8 @@ class ResponseBuilder:
         model: str,
         n: int = 1,
         request_id: str | None = None,
-        names: Mapping[str, str] = NO_NAMES,
     ):
-        self.model, self.n, self.names = model, n, names
+        self.model, self.n = model, n
         self.id = f"{self.id_prefix}-{request_id or uuid.uuid4().hex}"
         self.created = int(time.time())
         self.form = AnswerForm()
@@ -116,6 +114,10 @@ class ResponseBuilder:
     def error(self, error: ApiError) -> dict[str, Any]:
         """Return the last event of a stream that fails."""
         return error.body
+
+    def api_error(self, end: Finished) -> ApiError:
+        """Return the error of a choice that failed."""
+        return ApiError.from_finished(end)
 
     def encode(self, events: Sequence[dict[str, Any] | None]) -> bytes:
         """Return events as they are sent. None is no event."""
@@ -260,7 +262,7 @@ def _check(delta: Delta, builder: ResponseBuilder) -> None:
         return
     if end.finish_reason == "abort":
         raise ApiError(500, "The request was aborted.")
-    raise ApiError.from_finished(end, builder.names)
+    raise builder.api_error(end)
 
 
 async def run_unless_disconnected(receive: Receive, work: Awaitable[T]) -> bool:

@@ -15,7 +15,7 @@ import msgspec
 
 from minisgl.message import ChatPrompt
 from minisgl.sampling_params import InvalidRequestError, SamplingParams
-from minisgl.server.errors import NO_NAMES, ApiError
+from minisgl.server.errors import ApiError
 from minisgl.server.parsing import convert
 from minisgl.utils.json_file import is_neutral
 
@@ -44,11 +44,6 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     ignore_eos: bool = False
 
     @property
-    def names(self) -> Mapping[str, str]:
-        """The client's names of fields that have another name in the core, for error messages."""
-        return NO_NAMES
-
-    @property
     def token_limit(self) -> int | None:
         """The largest number of tokens of the output. None: the client set no limit. Raise `ApiError`."""
         return self.max_tokens
@@ -73,7 +68,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
         try:
             params.check()
         except InvalidRequestError as error:
-            raise ApiError.from_invalid(error, self.names) from None
+            raise ApiError.from_invalid(error) from None
         return params
 
     def more_params(self) -> dict[str, Any]:
@@ -82,7 +77,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
 
     def builder_options(self) -> dict[str, Any]:
         """Return the arguments of `ResponseBuilder` that the parameters determine."""
-        return {"n": self.n, "names": self.names}
+        return {"n": self.n}
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
@@ -97,10 +92,6 @@ class ChatRequest(GenerateRequest, kw_only=True):
     """The body of ``POST /v1/chat/completions``. Without ``max_tokens``, the output may fill the context."""
 
     messages: list[dict[str, Any]]
-
-    @property
-    def names(self) -> Mapping[str, str]:
-        return {"prompt": "messages"}
 
     def to_prompt(self) -> ChatPrompt:
         """Return the messages as a prompt. Raise `ApiError`."""

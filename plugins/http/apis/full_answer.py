@@ -6,7 +6,7 @@ A `ReadForm` has the reader of the answer's parts (`minisgl.plugins.http.apis.an
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,8 @@ from minisgl.plugins.http.apis.answer import (
     Reasoning,
 )
 from minisgl.plugins.http.apis.logprobs import PromptLogprob, TokenLogprob
+from minisgl.plugins.http.apis.names import NO_NAMES, renamed
+from minisgl.server.errors import ApiError
 from minisgl.server.generate import Choice, ResponseBuilder, usage_of
 from minisgl.server.protocol import AnswerForm
 
@@ -102,7 +104,7 @@ class FullChoice(Choice):
 
 
 class FullBuilder(ResponseBuilder):
-    """The builder of the response to a chat with all parameters.
+    """The builder of the response to a chat with all parameters. ``names`` are those of `renamed`.
 
     ``logprobs`` and ``token_ids`` add these fields to the choices. ``include_usage`` adds the usage to a stream, and
     with it ``continuous_usage`` the usage so far to each chunk, as in vLLM. ``prompt_logprobs`` adds the prompt's
@@ -114,6 +116,7 @@ class FullBuilder(ResponseBuilder):
         *,
         logprobs: bool = False,
         token_ids: bool = False,
+        names: Mapping[str, str] = NO_NAMES,
         include_usage: bool = False,
         continuous_usage: bool = False,
         prompt_logprobs: bool = False,
@@ -121,10 +124,14 @@ class FullBuilder(ResponseBuilder):
     ):
         super().__init__(**options)
         self.logprobs, self.token_ids, self.prompt_logprobs = logprobs, token_ids, prompt_logprobs
+        self.names = names
         self.include_usage, self.continuous_usage = include_usage, include_usage and continuous_usage
         self.reasoning_tokens = 0  # of all choices, in the chunks so far
         self._output_tokens = 0  # likewise
         self._is_full = False
+
+    def api_error(self, end: Finished) -> ApiError:
+        return renamed(super().api_error(end), self.names)
 
     def new_choice(self, index: int) -> FullChoice:
         reader = self.form.reader() if isinstance(self.form, ReadForm) else PlainReader()

@@ -16,6 +16,7 @@ import msgspec
 
 from minisgl.message import ChatPrompt
 from minisgl.plugins.http.apis.full_answer import FullBuilder
+from minisgl.plugins.http.apis.names import NO_NAMES, renamed
 from minisgl.sampling_params import Grammar, SamplingParams, shorten
 from minisgl.server.errors import ApiError
 from minisgl.server.extension import HttpExtension
@@ -69,6 +70,17 @@ class FullGenerateRequest(GenerateRequest, kw_only=True):
     truncate_prompt_tokens: int | None = None
 
     @property
+    def names(self) -> Mapping[str, str]:
+        """The client's names of fields that have another name in the core, for error messages."""
+        return NO_NAMES
+
+    def params(self, max_tokens: int, defaults: Mapping[str, Any] = MappingProxyType({})) -> SamplingParams:
+        try:
+            return super().params(max_tokens, defaults)
+        except ApiError as error:
+            raise renamed(error, self.names) from None
+
+    @property
     def begun(self) -> str:
         """The text that the answer continues, and that belongs to the text of a grammar."""
         return ""
@@ -113,6 +125,7 @@ class FullGenerateRequest(GenerateRequest, kw_only=True):
         return {
             **super().builder_options(),
             "token_ids": self.return_token_ids,
+            "names": self.names,
             "include_usage": options is not None and options.include_usage,
             "continuous_usage": options is not None and options.continuous_usage_stats,
             "logprobs": self.num_logprobs is not None,
@@ -150,8 +163,8 @@ class FullChatRequest(FullGenerateRequest, kw_only=True):
 
     @property
     def names(self) -> Mapping[str, str]:
-        renamed = {} if self.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
-        return {"prompt": "messages", **renamed}
+        limit = {} if self.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
+        return {"prompt": "messages", **limit}
 
     @property
     def token_limit(self) -> int | None:
