@@ -260,6 +260,22 @@ def test_other_eviction_order() -> None:
     assert not failures(kit_of(CacheConformance, Newest, lru=False))
 
 
+def test_shorter_matches() -> None:
+    """A cache that goes on only from every second page passes the kit only with ``longest=False``."""
+
+    class Even(RadixCache):
+        rematch = None  # type: ignore[assignment]
+
+        def match(self, key: Key) -> MatchResult:
+            pages = len(super().match(key).pages) // 2 * 2
+            return super().match(Key(key.namespace, key.ids[: pages * self.page_size]))
+
+    assert failures(kit_of(CacheConformance, Even, histories=40))
+    assert not failures(kit_of(CacheConformance, Even, longest=False, histories=40))
+    wrong = failures(kit_of(CacheConformance, MatchesTooFar, longest=False, histories=40))
+    assert "test_random_histories" in wrong, wrong
+
+
 # ---- policies ----------------------------------------------------------------------------------------------------
 
 

@@ -26,7 +26,17 @@ from minisgl.testing.paged import PagedModel
 SERVER = ["quantize=int8"]
 CPU, BLOCK = torch.device("cpu"), 32
 DTYPES = (torch.float32, torch.bfloat16)
-KINDS = ("normal", "all zeros", "tiny", "with one large number", "largest is negative", "all equal", "large", "1e-8")
+KINDS = (
+    "normal",
+    "all zeros",
+    "tiny",
+    "with one large number",
+    "largest is negative",
+    "all equal",
+    "large",
+    "1e-8",
+    "1e-5",
+)
 """Kinds of blocks."""
 PACK = "No number of a block is off by more than half a step, the block's largest absolute value / 127."
 PRODUCT = "The product is the sum over the blocks of (sum of products of integers) * scale of x * scale of the weight."
@@ -72,8 +82,8 @@ def matrix(workload: dict[str, Any]) -> Tensor:
         kind = KINDS[kinds[i % len(kinds)]]
         if kind == "all zeros":
             block.zero_()
-        elif kind in ("tiny", "1e-8", "large"):
-            block.mul_({"tiny": 1e-3, "1e-8": 1e-8, "large": 3e3}[kind])
+        elif kind in ("tiny", "1e-8", "1e-5", "large"):
+            block.mul_({"tiny": 1e-3, "1e-8": 1e-8, "1e-5": 1e-5, "large": 3e3}[kind])
         elif kind == "with one large number":
             block[i % BLOCK] = 40.0
         elif kind == "largest is negative":
@@ -83,12 +93,11 @@ def matrix(workload: dict[str, Any]) -> Tensor:
     return found.view(rows, -1).to(DTYPES[workload["dtype"]])
 
 
-def check_blocks(
-    integers: Any, scales: Any, given: Tensor, dtype: torch.dtype, names: tuple[str, str], slack: float
-) -> None:
+def check_blocks(integers: Any, scales: Any, given: Tensor, dtype: torch.dtype, names: tuple[str, str]) -> None:
     """Compare integers and scales with the numbers that they stand for, and name the mistake.
 
-    ``slack`` is how much more than half a step a number may be off, in steps.
+    A number may be off by half a step, and by what the rounding of its scale to ``dtype`` changes. A scale that is
+    rounded to 0 leaves only zeros.
     """
     shape = (len(given), given.shape[1] // BLOCK)
     for name, value, wanted, size in (
@@ -100,11 +109,15 @@ def check_blocks(
             seen = f"`{name}` is {got}; expected {wanted} {list(size)}."
             raise Broken("form", "Integers are int8 [rows, blocks, 32], with a scale for each block.", seen)
     numbers = given.double().view(*shape, BLOCK)
-    found = integers.double() * scales.double().unsqueeze(2)
+    exact = scales.double()
+    found = integers.double() * exact.unsqueeze(2)
     largest = numbers.abs().amax(2)
-    step, off = largest / 127, (found - numbers).abs().amax(2)
-    limit = (0.5 + slack) * step + (4e-6 if dtype == torch.float16 else 1e-12)
-    bad = ~(off <= limit)
+    step = largest / 127
+    rounded, spacing = (exact - step).abs(), spacing_of(step, dtype)
+    ulps = 1.01 if dtype == torch.float16 else 8  # a product with 1 / 127 is a few roundings off
+    limit = 0.505 * torch.maximum(step, exact).unsqueeze(2) + integers.double().abs() * rounded.unsqueeze(2) + 1e-12
+    limit += (largest * (exact == 0)).unsqueeze(2)
+    bad = ~((found - numbers).abs() <= limit).all(2) | (rounded > ulps * spacing)
     if not bad.any():
         check_steps(numbers, scales.double(), step, dtype)
         return
@@ -117,6 +130,12 @@ def check_blocks(
     was, now = float(values[column]), float(found[row, block, column])
     seen = f"{where}column {column} is {was:.4g}, and became {int(q[column])}, which stands for {now:.4g}."
     raise Broken(_mistake(numbers, scales.double(), row, block, q), PACK, seen)
+
+
+def spacing_of(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the distance between two neighbours of ``dtype`` near each number, and at least that near 0."""
+    kind = torch.finfo(dtype)
+    return torch.exp2(torch.floor(torch.log2(numbers.clamp(min=kind.smallest_normal)))) * kind.eps
 
 
 def _other_scales(numbers: Tensor, scales: Tensor) -> str | None:
@@ -168,7 +187,7 @@ def run_pack(student: Student, workload: dict[str, Any]) -> None:
         raise Broken("changes", "`pack` does not change the weight.", "The weight has other numbers afterwards.")
     if not hasattr(packed, "integers") or not hasattr(packed, "scales"):
         raise Broken("form", "`pack` returns a `Packed`.", f"It returned {type(packed).__name__}.")
-    check_blocks(packed.integers, packed.scales, given, torch.float16, ("integers", "scales"), 0.08)
+    check_blocks(packed.integers, packed.scales, given, torch.float16, ("integers", "scales"))
     other = module.pack(given + 1)
     if other.integers.data_ptr() == packed.integers.data_ptr():
         raise Broken("changes", "Each call returns new tensors.", "Two weights have the same memory.")
@@ -195,7 +214,7 @@ def run_round(student: Student, workload: dict[str, Any]) -> None:
         if torch.equal(scales, exact.half().float()) and not torch.allclose(scales, exact, rtol=1e-5, atol=0):
             seen = "The scales are those in float16."
             raise Broken("scale-rounded", "The scales of activations are in float32, and not rounded.", seen)
-    check_blocks(integers, scales, given, torch.float32, ("integers", "scales"), 0.005)
+    check_blocks(integers, scales, given, torch.float32, ("integers", "scales"))
 
 
 # ---- the product ---------------------------------------------------------------------------------------------

@@ -1023,7 +1023,7 @@ GATES: Sequence[Gate] = (
 )
 
 
-MOST_OPERATIONS = 24
+MOST_OPERATIONS = 20
 
 
 def measure_stretch(student: Student) -> tuple[str, bool]:
