@@ -502,7 +502,7 @@ class SimEngine:
             self._writer[pages] = admitted.number
             self._written[pages] = step
         if self._states is not None:
-            self._states.absorb(row, int(written[-1]))
+            self._states.absorb(row, written.tolist())
         admitted.end = end
         if not row.num_sampled:
             return [], []

@@ -2,7 +2,8 @@
 
 A row that starts at position 0 starts with an empty state. Any other row goes on with the state that is there, so it
 must have absorbed exactly the row's prefix: each token once, in order, and no token of another request. A row absorbs
-all tokens that it computes, draft tokens too: nothing takes a rejected one out again. Further slots hold copies.
+all tokens that it computes. A verification row can be taken back: if the next row in its slot starts within its tokens,
+this row goes on with the state before its start. Further slots hold copies.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class SimStates:
     def __init__(self, spec: EngineSpec, describe: Callable[[int], str]):
         self._describe, self._num_rows = describe, spec.max_running_requests
         self._absorbed: dict[int, int] = {}  # slot -> content; a missing slot is empty
+        self._kept: dict[int, dict[int, int]] = {}  # row -> position within its last tokens -> content before it
 
     def load(self, step: Step) -> None:
         """Copy the states that the step loads into the slots of its rows."""
@@ -30,6 +32,7 @@ class SimStates:
                 text = f"the step loads slot {slot} into slot {row}; expected a copy's slot and a request-pool row"
                 raise SimViolation("state", text, step=step.id)
             self._absorbed[int(row)] = self._absorbed.get(int(slot), 0)
+            self._kept.pop(int(row), None)
 
     def save(self, step: Step, rows: Sequence[Row]) -> None:
         """Copy the states that the step saves. A row reaches each of its positions in this step."""
@@ -45,12 +48,14 @@ class SimStates:
 
     def check(self, step: int, row: Row) -> None:
         """Raise `SimViolation` unless the row goes on with the state of its own prefix."""
-        content = self._absorbed.get(row.req_pool_idx, 0)
+        content = self._kept.get(row.req_pool_idx, {}).get(row.start, self._absorbed.get(row.req_pool_idx, 0))
         if row.start and content != int(row.stream.hashes[row.start]) ^ row.stream.namespace:
             found = self._describe(content) if content else "nothing"
             text = f"the row goes on with a state that has absorbed {found}; expected its own prefix"
             raise SimViolation("state", text, **row.at(step, position=row.start))
 
-    def absorb(self, row: Row, prefix: int) -> None:
-        """Absorb the tokens of a row. ``prefix`` is the hash of all tokens up to its last one."""
-        self._absorbed[row.req_pool_idx] = prefix ^ row.stream.namespace
+    def absorb(self, row: Row, prefixes: Sequence[int]) -> None:
+        """Absorb the tokens of a row. ``prefixes`` are the hashes of all tokens up to each of them."""
+        contents = [int(prefix) ^ row.stream.namespace for prefix in prefixes]
+        self._absorbed[row.req_pool_idx] = contents[-1]
+        self._kept[row.req_pool_idx] = dict(enumerate(contents[:-1], row.start + 1)) if row.verifies else {}

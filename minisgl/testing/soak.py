@@ -88,8 +88,8 @@ def run(seed: int, speculation: str | None = None, windows: bool = False, states
     """Run the schedule with this seed. Raise AssertionError if a check fails.
 
     ``speculation`` is the name of a built-in proposer, whose drafts then take the place of made-up ones. Their number
-    follows how many were accepted. With ``windows``, the engine has several KV groups, with ``states``, each
-    request has a recurrent state; there are no drafts then.
+    follows how many were accepted. With ``windows``, the engine has several KV groups, and there are no drafts. With
+    ``states``, each request has a recurrent state.
     """
     random = Random(seed)
     page_size = random.choice(PAGE_SIZES)
@@ -122,7 +122,7 @@ def run(seed: int, speculation: str | None = None, windows: bool = False, states
         kept = {"snapshots": sizes.choice([1, 2, 5, 30]), "spacing": page_size * sizes.choice([1, 2, 5])}
         cache = sizes.choice(["naive", "radix", "states", "states", "states"])
         arguments = {"spec": spec, **kept} if cache == "states" else {"page_size": page_size}
-        drive = Drive(spec, make_plugin("cache", cache, **arguments), **options)
+        drive = Drive(spec, make_plugin("cache", cache, **arguments), **options, drafts=sizes.choice([None, drafts]))
     else:
         drive = KVEventsDrive(
             spec,

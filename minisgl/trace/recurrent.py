@@ -24,19 +24,21 @@ PrefixHash = Callable[[Request, int], int | None]
 class _Absorbed:
     """A state that has absorbed the first ``length`` tokens of a request, in the admission number ``order``.
 
-    ``digest`` is the hash of these tokens, or None if the last of them was not known at the launch.
+    ``digest`` is the hash of these tokens, or None if the last of them was not known at the launch. If the tokens after
+    the first ``certain`` ones were drafts, the state can be taken back to any length from there on.
     """
 
     uid: int
     order: int
     length: int
     digest: int | None
+    certain: int
 
     def __str__(self) -> str:
         return f"the first {self.length} tokens of request {self.uid}" if self.length else "nothing"
 
 
-_EMPTY = _Absorbed(-1, -1, 0, None)
+_EMPTY = _Absorbed(-1, -1, 0, None, 0)
 
 
 class RecurrentStates:
@@ -78,8 +80,10 @@ class RecurrentStates:
                     )
                     return req, f"{text}, and copies have the slots from {self._first_copy} on"
                 digest = prefix_hash(req, position)
-                self._slots[slot] = _Absorbed(req.uid, req.admission_order, position, digest)
-            self._slots[row] = _Absorbed(req.uid, req.admission_order, end, None)
+                self._slots[slot] = _Absorbed(req.uid, req.admission_order, position, digest, position)
+            verifies = batch.num_decode <= i < batch.num_decode + len(batch.drafts)
+            end, certain = (start + batch.rounds * (end - start), start + 1) if verifies else (end, end)
+            self._slots[row] = _Absorbed(req.uid, req.admission_order, end, None, certain)
         return None
 
     def _get(self, slot: int) -> _Absorbed | None:
@@ -89,6 +93,6 @@ class RecurrentStates:
         """Return whether a state may be that of the first ``start`` tokens of a request."""
         if found is None:
             return True
-        if found.length != start:
+        if not found.certain <= start <= found.length:
             return False
         return found.order == req.admission_order or found.digest in (None, prefix_hash(req, start))

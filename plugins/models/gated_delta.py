@@ -47,6 +47,7 @@ class GatedDeltaNet(nn.Module):
     def __init__(self, number: int, pieces: Pieces, c: ModelConfig, ctx: Context):
         super().__init__()
         self.number, self.pieces, self.ctx = number, pieces, ctx
+        self.kept = 0  # the most tokens of a row that may be taken back: the row's token and its drafts
         self.all_k_heads, self.dk, self.dv = (
             c.need(f"linear_{size}") for size in ("num_key_heads", "key_head_dim", "value_head_dim")
         )
@@ -96,9 +97,15 @@ class GatedDeltaNet(nn.Module):
             yield WeightShard.part(f"{prefix}{name}", (size * self.v_heads,), 0, start, getattr(self, name))
 
     def state_shapes(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """Return the sizes of one request's state: the last inputs of the convolution, and a matrix for each head."""
-        inputs = ((sum(self.features), self.kernel - 1), self.ctx.dtype)
-        return [inputs, ((self.v_heads, self.dk, self.dv), torch.float32)]
+        """Return the sizes of one request's state: the last inputs of the convolution, and a matrix for each head.
+
+        With drafts, there are also the row's last tokens, which the state has not absorbed, and the position of the
+        first: their inputs of the convolution, and their betas and decays.
+        """
+        features, number = sum(self.features), self.kept
+        state = [((features, self.kernel - 1), self.ctx.dtype), ((self.v_heads, self.dk, self.dv), torch.float32)]
+        tokens = [((features, number), self.ctx.dtype), ((2, number, self.v_heads), torch.float32), ((), torch.int32)]
+        return state + tokens if number else state
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the layer of x [tokens, hidden], row by row of the step; decode rows are one batch.
@@ -107,7 +114,8 @@ class GatedDeltaNet(nn.Module):
         """
         mixed, gate, beta, decay = self.project(x)
         out = torch.empty((len(x), self.v_heads * self.dv), dtype=x.dtype, device=x.device)
-        states = self.ctx.states[2 * self.number : 2 * self.number + 2]
+        tensors = 5 if self.kept else 2
+        states = self.ctx.states[tensors * self.number : tensors * (self.number + 1)]
         self.mix(states, self.pieces.of_step(self.ctx), mixed, gate, beta, decay, out)
         result: Tensor = self.out_proj(out)
         return result
@@ -126,9 +134,10 @@ class GatedDeltaNet(nn.Module):
         beta = beta.sigmoid().float()
         read = torch.empty_like(out)
         for piece in pieces:
-            slots, begins = piece.slots.long(), piece.begins.view(-1, 1, 1)
-            parts = (part[piece.tokens].unflatten(0, (len(slots), -1)) for part in (mixed, beta, log_decay))
-            read[piece.tokens] = self._absorb(states, slots, begins, *parts).flatten(0, 1)
+            slots = piece.slots.long()
+            parts = [part[piece.tokens].unflatten(0, (len(slots), -1)) for part in (mixed, beta, log_decay)]
+            absorb = self._absorb_later if self.kept else self._absorb
+            read[piece.tokens] = absorb(states, piece, slots, *parts).flatten(0, 1)
             if piece.save is not None:
                 for state in states:
                     state[piece.save] = state[slots[0]]
@@ -136,30 +145,68 @@ class GatedDeltaNet(nn.Module):
         out[rest] = normed.flatten(1)
 
     def _absorb(
-        self, states: list[Tensor], slots: Tensor, begins: Tensor, mixed: Tensor, beta: Tensor, log_decay: Tensor
+        self, states: list[Tensor], piece: _Piece, slots: Tensor, mixed: Tensor, beta: Tensor, log_decay: Tensor
     ) -> Tensor:
         """Absorb equally many tokens of some rows, [rows, tokens, features], into the states in their ``slots``.
 
-        ``begins`` says of each row whether it begins with an empty state. Returns what is read after each token.
+        Returns what is read after each token.
         """
         inputs, matrices = states
+        begins = (piece.starts == 0).view(-1, 1, 1)
         window = torch.cat((inputs[slots].masked_fill(begins, 0.0), mixed.transpose(1, 2)), dim=-1)
         inputs[slots] = window[..., mixed.shape[1] :]
+        state = matrices[slots].masked_fill(begins[..., None], 0.0)
+        read, matrices[slots] = self._run(window, beta, log_decay, state)
+        return read
+
+    def _absorb_later(
+        self, states: list[Tensor], piece: _Piece, slots: Tensor, mixed: Tensor, beta: Tensor, log_decay: Tensor
+    ) -> Tensor:
+        """Compute `_absorb`, but keep the tokens of a row beside its state if there are at most ``kept``.
+
+        A row whose drafts were rejected goes on within the tokens that it kept, so that its state absorbs those before.
+        """
+        inputs, matrices, tokens, scalars, first = states
+        begins = (piece.starts == 0).view(-1, 1, 1)
+        count = torch.where(piece.starts == 0, 0, piece.starts - first[slots])[:, None]  # of the tokens kept, [rows, 1]
+        real = (torch.arange(self.kept, device=count.device) < count)[..., None]
+        window = torch.cat((inputs[slots].masked_fill(begins, 0.0), tokens[slots]), dim=-1)
+        state = matrices[slots].masked_fill(begins[..., None], 0.0)
+        # A token with a beta and a log decay of 0 leaves a state as it is.
+        _, state = self._run(window, *(part.masked_fill(~real, 0.0) for part in scalars[slots].unbind(1)), state)
+        last = count + torch.arange(self.kernel - 1, device=count.device)
+        earlier = window.gather(2, last.long()[:, None].expand(-1, len(self.conv), -1))
+        window = torch.cat((earlier, mixed.transpose(1, 2)), dim=-1)
+        read, after = self._run(window, beta, log_decay, state)
+        if (number := mixed.shape[1]) > self.kept or piece.save is not None:
+            earlier, state = window[..., number:], after
+            first[slots] = piece.starts + number
+        else:
+            tokens[slots, :, :number] = mixed.transpose(1, 2)
+            scalars[slots, :, :number] = torch.stack((beta, log_decay), dim=1)
+            first[slots] = piece.starts
+        inputs[slots], matrices[slots] = earlier, state
+        return read
+
+    def _run(self, window: Tensor, beta: Tensor, log_decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what each token reads, [rows, tokens, features], and the states after the tokens.
+
+        ``window`` [rows, features, kernel - 1 + tokens] has the inputs of the convolution, ``beta`` and ``log_decay``
+        are [rows, tokens, heads].
+        """
         features = F.silu(F.conv1d(window, self.conv, groups=len(self.conv))).transpose(1, 2)
         q, k, v = (
             part.unflatten(-1, (-1, dim)).transpose(1, 2).float()  # [rows, heads, tokens, dim]
             for part, dim in zip(features.split(self.features, dim=-1), (self.dk, self.dk, self.dv), strict=True)
         )
         q, k = _unit(q).repeat_interleave(self.ratio, 1) * self.dk**-0.5, _unit(k).repeat_interleave(self.ratio, 1)
-        state, read = matrices[slots].masked_fill(begins[..., None], 0.0), []
-        scalars = beta.transpose(1, 2), log_decay.transpose(1, 2)
-        for start in range(0, mixed.shape[1], CHUNK):
+        scalars, read = (beta.transpose(1, 2), log_decay.transpose(1, 2)), []
+        for start in range(0, features.shape[1], CHUNK):
             chunk = slice(start, start + CHUNK)
             *parts, betas, decays = (part[:, :, chunk] for part in (q, k, v, *scalars))
             values, state = delta_rule(parts[0], parts[1], parts[2], betas, decays, state)
             read.append(values)
-        matrices[slots] = state
-        return torch.cat(read, dim=2).transpose(1, 2).flatten(2).to(mixed.dtype)
+        return torch.cat(read, dim=2).transpose(1, 2).flatten(2).to(window.dtype), state
 
 
 class _Piece(NamedTuple):
@@ -167,7 +214,7 @@ class _Piece(NamedTuple):
 
     slots: Tensor  # [rows] int32: the slots of their states
     tokens: slice
-    begins: Tensor  # [rows] bool: whether the row begins at position 0 with these tokens
+    starts: Tensor  # [rows] int32: the position of each row's first token here
     save: int | None = None  # the slot in which the state after these tokens is saved
 
 
@@ -199,7 +246,7 @@ def _pieces(batch: AttnBatch, saves: tuple[I32, I32, I32] | None) -> Iterator[_P
     """
     if batch.num_decode:
         rows = slice(0, batch.num_decode)
-        yield _Piece(batch.req_pool_indices[rows], rows, batch.seq_lens[rows] == 1)
+        yield _Piece(batch.req_pool_indices[rows], rows, batch.seq_lens[rows] - 1)
     stops: dict[int, list[tuple[int, int | None]]] = {}
     for row, position, slot in zip(*(column.tolist() for column in saves or ()), strict=True):
         stops.setdefault(row, []).append((position, slot))
@@ -210,12 +257,12 @@ def _pieces(batch: AttnBatch, saves: tuple[I32, I32, I32] | None) -> Iterator[_P
         end = row + 1
         while row not in stops and end < last and end not in stops and borders[end + 1] - borders[end] == count:
             end += 1
-        slots, begins = batch.req_pool_indices[row:end], batch.seq_lens[row:end] == count
+        slots, starts = batch.req_pool_indices[row:end], batch.seq_lens[row:end] - count
         for position, slot in [*stops.get(row, ()), (lengths[row], None)]:
             stop = borders[end] - lengths[row] + position
             if stop > token:
-                yield _Piece(slots, slice(token, stop), begins, slot)
-                token, begins = stop, torch.zeros_like(begins)
+                yield _Piece(slots, slice(token, stop), starts, slot)
+                token, starts = stop, starts + (stop - token)
         row = end
 
 

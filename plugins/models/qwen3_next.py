@@ -245,6 +245,12 @@ class Qwen3NextForCausalLM(WithStates, Decoder):
         linear = [module for module in self.layers.modules() if isinstance(module, GatedDeltaNet)]
         return [shape for layer in linear for shape in layer.state_shapes()]
 
+    def keep_tokens(self, number: int) -> None:
+        """Let all layers of linear attention keep tokens."""
+        for module in self.layers.modules():
+            if isinstance(module, GatedDeltaNet):
+                module.kept = number
+
     def load(self, source: WeightSource) -> None:
         """Load all weights but those of multi-token prediction."""
         super().load(WithoutPrediction(source))

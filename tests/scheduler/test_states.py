@@ -15,6 +15,8 @@ from minisgl.testing import SimViolation, planted_states, soak
 from minisgl.testing.drive import Drive, make_plugin
 from minisgl.testing.planted import ArrivalOrderPolicy, job
 from minisgl.testing.planted_states import PLANTED_STATES
+from minisgl.testing.sim_records import Row
+from minisgl.testing.sim_states import SimStates
 from minisgl.testing.small import no_lookahead
 from minisgl.testing.soak import run_all
 from minisgl.testing.traced import traced
@@ -75,6 +77,7 @@ def test_traces_of_random_schedules(tmp_path: Path) -> None:
 def test_random_schedules() -> None:
     totals, failed = run_all(range(40), states=True)
     assert not failed
+    assert 0 < totals.accepted_drafts < totals.drafts
     assert min(totals.cached_tokens, totals.aborted, totals.retractions, totals.masks, totals.prompt_logprobs) > 0
 
 
@@ -86,11 +89,24 @@ def test_retraction() -> None:
     assert crowded.report.retractions > 0
 
 
-def test_rejected_draft_stays_in_the_state() -> None:
-    """So speculation is refused for models with states: `minisgl.plugins.models.states`."""
-    with pytest.raises(SimViolation, match="goes on with a state") as caught:
-        drive(drafts=(4, 50, 1)).run([job(1, 9, 30)])
+def test_rejected_drafts(tmp_path: Path) -> None:
+    """They are taken back out of the state. A state that they stay in is found, and in the trace, too."""
+    path, jobs = tmp_path / "run.jsonl", [job(1, 9, 30), job(2, 9, 30, arrive=5)]
+    run = drive(drafts=(4, 50, 1))
+    run.run(jobs)
+    assert 0 < run.report.counts.accepted_drafts < run.report.counts.drafts
+
+    def absorb(self: SimStates, row: Row, prefixes: list[int]) -> None:
+        self._absorbed[row.req_pool_idx] = prefixes[-1] ^ row.stream.namespace
+
+    with patch.object(SimStates, "absorb", absorb), pytest.raises(SimViolation, match="goes on with a state") as caught:
+        drive(drafts=(4, 50, 1)).run(jobs)
     assert caught.value.rule == "state"
+    cache = make_plugin("cache", "states", spec=SPEC, snapshots=4, spacing=4)
+    with traced(path, SPEC, cache, ArrivalOrderPolicy(), max_prefill_tokens=8, drafts=(4, 50, 1), rounds=2) as run:
+        run.run(jobs)
+    assert check(read(path)) is None
+    assert any(isinstance(event, ev.Batch) and event.drafts for event in read(path))
 
 
 def test_equal_prompts_are_computed_at_once() -> None:

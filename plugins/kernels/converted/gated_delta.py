@@ -32,6 +32,9 @@ class FastGatedDelta:
         """Absorb the tokens of the step: see `minisgl.plugins.models.gated_delta.GatedDeltaNet.mix`."""
         layer: Any = self
         batch, n = layer.ctx.batch, layer.ctx.batch.num_decode
+        if layer.kept:  # the kernels can't take tokens back
+            super().mix(states, pieces, mixed, gate, beta, decay, out)  # type: ignore[misc]
+            return
         if n:
             self.triton.decode(
                 mixed[:n], gate[:n], beta[:n], decay[:n], states, batch.req_pool_indices[:n], batch.seq_lens[:n],

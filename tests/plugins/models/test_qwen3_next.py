@@ -115,10 +115,33 @@ def test_promise_8_with_recorded_steps(graph: str, dense: Path) -> None:
     assert sum(output.cached_tokens > 0 for output in outputs) > 2
 
 
+@pytest.mark.parametrize(("page_size", "num_pages", "spacing", "tp"), [(1, 300, 8, 1), (16, 22, 16, 2)])
+def test_promise_8_with_drafts(page_size: int, num_pages: int, spacing: int, tp: int, path: Path) -> None:
+    """Rejected drafts are taken back out of the states: cold and warm, with accepted drafts, and with retractions."""
+    sizes = f"page_size={page_size} num_pages={num_pages} cache.spacing={spacing} tp={tp} cache.snapshots=6"
+    words = f"device=cpu cache=states max_prefill_tokens=40 max_seq_len=160 max_running_requests=8 {sizes}"
+    greedy = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+    long = [(7 * i * i + 3) % 40 for i in range(70)]
+    prompts = [long, [*long[:50], 5, 6], [7] * 20, [4, 5, 4, 5, 4], long[:49], [1, 2, 3] * 9, [9], long[5:60]]
+    with LLM(str(path), overrides=[*words.split(), "speculation=suffix", "speculation.match_tokens=1"]) as llm:
+        outputs = [llm.generate([prompt], greedy)[0] for prompt in (long, long)]
+        llm.scheduler.cache_manager.reserve.mean_length = 0.0  # admit more than fit to their end
+        outputs += llm.generate(prompts, greedy)
+        stats = llm.scheduler.stats()
+    Oracle(path).check_all([long, long, *prompts], [list(output.token_ids) for output in outputs])
+    assert stats["retractions"] > 0 and outputs[1].cached_tokens > 0
+    assert 0 < stats["accepted_draft_tokens"] < stats["draft_tokens"]
+
+
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("speculation=ngram", "a rejected draft can't be taken back out of a state. Use speculation=none"),
+        ("speculation=grammar", "excludes speculation=grammar: use speculation=none, or one of ngram, suffix, lookup"),
+        ("speculation=ngram graph=simulated", "excludes graph=simulated with speculation=ngram: use graph=none"),
+        (
+            "speculation=ngram verification_rounds=2",
+            "excludes several rounds of verification: use verification_rounds=1",
+        ),
         ("graph=simulated moe=torch", "can't record a step of 1 rows"),  # the experts' tokens are counted on the host
         ("cache=groups", "cache=groups: it knows no recurrent states"),
         ("cache.spacing=24 cache=states", "a multiple of page_size=16"),
