@@ -173,7 +173,8 @@ class GatedDeltaNet(nn.Module):
         window = torch.cat((inputs[slots].masked_fill(begins, 0.0), tokens[slots]), dim=-1)
         state = matrices[slots].masked_fill(begins[..., None], 0.0)
         # A token with a beta and a log decay of 0 leaves a state as it is.
-        _, state = self._run(window, *(part.masked_fill(~real, 0.0) for part in scalars[slots].unbind(1)), state)
+        betas, decays = scalars[slots].masked_fill(~real[:, None], 0.0).unbind(1)
+        _, state = self._run(window, betas, decays, state)
         last = count + torch.arange(self.kernel - 1, device=count.device)
         earlier = window.gather(2, last.long()[:, None].expand(-1, len(self.conv), -1))
         window = torch.cat((earlier, mixed.transpose(1, 2)), dim=-1)
