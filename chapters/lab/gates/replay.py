@@ -515,8 +515,10 @@ def check_further_keys(runner: Any) -> None:
     if keys != given:
         raise Broken("changes", "`keys` must not change.", "`capture` changed the list of buckets that it got.")
     rows = [key.rows for key in recorded]
-    if rows[0] != sizes[-1]:
+    if recorded[0] != keys[-1]:
         seen = f"`capture` got two buckets of each of {list(sizes)} rows, and recorded them in the order {rows}."
+        if rows[0] == sizes[-1]:
+            seen += f" The first of {rows[0]} rows was the one without `shared_prefix`, which is smaller."
         raise Broken("largest-first", "The largest bucket is recorded first: the others reuse its memory.", seen)
     further = "Half of the keys have `shared_prefix`, and as many rows as another key."
     if sorted(recorded) != sorted(keys):

@@ -3,8 +3,7 @@
 The text leaves a choice in these cases, which are not compared: whether requests are retracted for all interactive
 requests without room or only for those that the step has tokens for; whether the tokens of retracted decode rows, and
 the tokens kept for batch prompts in such a step, go to other prompts; and how the tokens of batch prompts that find no
-room are used. A policy that asks for the retractions without the prompts that it granted is accepted too: it may
-retract a step later.
+room are used.
 
 Knows no option's default and no reference: the rules are those that the lab's page states.
 """
@@ -208,8 +207,9 @@ class _Step:
             return
         urgent, batch = self.split(sorted(self.running, key=urgency))
         every = [r for r in self.urgent if isinstance(r, Waiting)]
-        # The rules retract for all waiting prompts. Leaving out granted ones, or those without tokens, is accepted.
-        found = [self.fresh.retractions([*urgent, *some, *batch]) for some in (every, self.stuck, self.stuck[:1])]
+        # The rules retract for all waiting prompts. Leaving out those behind the first without room is accepted.
+        first_stuck = every[: every.index(self.stuck[0]) + 1]
+        found = [self.fresh.retractions([*urgent, *some, *batch]) for some in (every, first_stuck)]
         expected = max(found, key=len)
         if set(self.retract) != set(expected[: len(self.retract)]) or len(set(self.retract)) < len(self.retract):
             seen = f"Requests {self.retract} were retracted; the right ones are {expected or 'none'}."
@@ -242,10 +242,9 @@ class _Step:
         if not named or named == set(expected):
             return
         first = [w.uid for w in every].index(self.stuck[0].uid)
-        for start in range(first + 1):  # granted prompts may be left out
-            for end in range(start + 1, len(every) + 1):
-                if named == set(self.fresh.retractions([*urgent, *every[start:end], *batch])):
-                    return
+        for end in range(first + 1, len(every) + 1):
+            if named == set(self.fresh.retractions([*urgent, *every[:end], *batch])):
+                return
         seen = f"Requests {self.retract} were retracted, which is too few for the interactive request "
         seen += f"{self.stuck[0].uid} or for a later one; {list(expected)} have the room."
         promise = "Enough batch requests are retracted for the interactive requests that they are retracted for."

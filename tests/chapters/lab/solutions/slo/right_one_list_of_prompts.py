@@ -60,8 +60,9 @@ class MyPolicy:
                 blocked = True
                 rest = [w for w in queue if person[w.uid] and w.uid not in dict(plan)]
                 order = sorted(running, key=lambda r: (r.priority, r.arrival))
+                asked = [w for w in queue if person[w.uid]]  # the granted ones, too
                 retract = budget.retractions(
-                    [r for r in order if person[r.uid]] + rest + [r for r in order if not person[r.uid]]
+                    [r for r in order if person[r.uid]] + asked + [r for r in order if not person[r.uid]]
                 )
                 for w in rest if retract else []:
                     if left > kept:
