@@ -239,6 +239,11 @@ def tests(student: Student) -> str:
     if missing:
         seen = f"{len(results['passed'])} tests passed; none of them belongs to the kit {' or '.join(missing)}."
         raise Broken("no-kit", promise, seen)
+    names = {*(plugin["module"].partition(".")[0] for plugin in plugins(env)), *(name for _, name in options)}
+    source = "".join(path.read_text() for path in env.tests.rglob("*.py"))
+    if results["kits"] and not any(name in source for name in names):
+        seen = f"The kit ran, but no test names the plugin ({' or '.join(sorted(names))}): it tested another one."
+        raise Broken("no-kit", promise, seen)
     kit = "".join(f", {n} of them from {name}" for name, n in results["kits"].items())
     return f"{len(results['passed'])} of its tests pass{kit}"
 

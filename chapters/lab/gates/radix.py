@@ -100,6 +100,17 @@ def run_history(part: str, make: Make) -> Callable[[Student, dict[str, Any]], No
             parent: list[list[Any]] = [["insert", old], ["insert", [*old, *new]], *newer, ["evict", 1]]
             return _passes(play, leaf) and _passes(play, parent[:-1]) and not _passes(play, parent)
 
+        def mixes_namespaces() -> bool:
+            """Return whether a prefix is found in its namespace None, but another one not in its own, or in both."""
+            known: list[list[Any]] = [["insert", old], ["match", old]]
+            if not _passes(lambda events: History(make_cache(student, size), size, part).run(events), known):
+                return False
+            return any(
+                not _passes(lambda events: History(make_cache(student, size), size, part, at).run(events), events)
+                for at in range(len(SPACES))
+                for events in ([*known], [["insert", old], ["match", old, 1]])
+            )
+
         def handle_stays() -> bool:
             """Return whether only the unlock of a prefix whose lock split an edge fails."""
             split: list[list[Any]] = [["insert", [*old, *new]], ["lock", 0, old]]
@@ -129,6 +140,8 @@ def run_history(part: str, make: Make) -> Callable[[Student, dict[str, Any]], No
                 broken.cause = "split-users"  # locks pass while no edge is split
             elif broken.cause == "split-users" and not _passes(play, _no_split(size)):
                 broken.cause = "lock-path"
+            if broken.cause in (*GENERAL, "match-long", "split-users") and mixes_namespaces():
+                broken.cause = "namespace"
             if broken.cause in ("lock-path", "counts") and users_are_a_flag():
                 broken.cause = "users-flag"  # one lock of a prefix passes, two locks of it fail
             if broken.cause in (*GENERAL, "split-users") and second_lock_of_a_handle():

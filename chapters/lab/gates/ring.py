@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import random
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -42,8 +43,10 @@ def on_wire(student: Student, ranks: int, work: Work) -> tuple[list[Any], Wire]:
     try:
         results = wire.run(lambda rank, size: student.make(rank=rank, size=size, address="", device=CPU), work)
     except WireViolation as error:
-        cause = {"changed": "early", "unwaited": "early", "left": "sizes"}
-        raise Broken(cause.get(error.rule, error.rule), RULES[error.rule], error.text) from error
+        cause = {"changed": "early", "unwaited": "early", "left": "sizes"}.get(error.rule, error.rule)
+        if error.rule == "sizes" and len({*re.findall(r"elements of (\w+)", error.text)}) > 1:
+            cause = "dtypes"
+        raise Broken(cause, RULES[error.rule], error.text) from error
     return results, wire
 
 

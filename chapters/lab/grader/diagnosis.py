@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import linecache
+import re
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +32,7 @@ def diagnose(student: Student, error: BaseException) -> Broken:
     imported = _chain(error, ReferenceImported)
     if imported is not None:
         return Broken("reference", "The file is your own work.", str(imported))
-    where = _place(student, error)
+    where = _place(student, error) or (_called(student, str(error)) if isinstance(error, TypeError) else "")
     if isinstance(error, NotImplementedError) and where:
         return Broken("unfinished", "Every part is written.", f"Still to write: {where}.")
     if isinstance(error, ConfigError):
@@ -83,3 +85,22 @@ def _place(student: Student, error: BaseException) -> str:
         return f"{student.path.name}, in {last.name}"
     line = linecache.getline(last.filename, last.lineno).strip()
     return f"line {last.lineno} of {student.path.name}, in {last.name}" + (f": {line}" if line else "")
+
+
+def _called(student: Student, message: str) -> str:
+    """Describe the student's function that was called with wrong arguments, or return an empty string for another.
+
+    Python raises this TypeError in the caller, so no line of the function is in the traceback.
+    """
+    called = re.match(r"([\w.]+)\(\) (?:missing|takes|got) ", message)
+    if called is None or not student.path.is_file():
+        return ""
+    *owners, name = called[1].split(".")
+    tree: ast.AST = ast.parse(student.path.read_text())
+    for owner in owners:
+        tree = next((n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == owner), ast.Pass())
+    found = next((n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == name), None)
+    if found is None:
+        return ""
+    line = linecache.getline(str(student.path), found.lineno).strip()
+    return f"line {found.lineno} of {student.path.name}, which was called: {line}"
