@@ -102,14 +102,12 @@ def run_history(part: str, make: Make) -> Callable[[Student, dict[str, Any]], No
 
         def mixes_namespaces() -> bool:
             """Return whether a prefix is found in its namespace None, but another one not in its own, or in both."""
-            known: list[list[Any]] = [["insert", old], ["match", old]]
-            if not _passes(lambda events: History(make_cache(student, size), size, part).run(events), known):
-                return False
-            return any(
-                not _passes(lambda events: History(make_cache(student, size), size, part, at).run(events), events)
-                for at in range(len(SPACES))
-                for events in ([*known], [["insert", old], ["match", old, 1]])
-            )
+
+            def is_wrong(space: int, other: int) -> bool:
+                events: list[list[Any]] = [["insert", old], ["match", old, other]]
+                return not _passes(lambda e: History(make_cache(student, size), size, part, space).run(e), events)
+
+            return not is_wrong(0, 0) and any(is_wrong(at, i) for at in range(len(SPACES)) for i in (0, 1))
 
         def handle_stays() -> bool:
             """Return whether only the unlock of a prefix whose lock split an edge fails."""

@@ -208,7 +208,7 @@ class _Step:
         urgent, batch = self.split(sorted(self.running, key=urgency))
         every = [r for r in self.urgent if isinstance(r, Waiting)]
         # The rules retract for all waiting prompts. Leaving out those behind the first without room is accepted.
-        first_stuck = every[: every.index(self.stuck[0]) + 1]
+        first_stuck = every[: [w.uid for w in every].index(self.stuck[0].uid) + 1]
         found = [self.fresh.retractions([*urgent, *some, *batch]) for some in (every, first_stuck)]
         expected = max(found, key=len)
         if set(self.retract) != set(expected[: len(self.retract)]) or len(set(self.retract)) < len(self.retract):

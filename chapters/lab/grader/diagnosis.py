@@ -41,7 +41,7 @@ def diagnose(student: Student, error: BaseException) -> Broken:
         said = str(error) or "It was stopped after its time limit"
         seen = f"{said}{', in ' + where if where else ''}."
         return Broken("hangs", "The code returns within its time limit.", seen)
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or "DefaultCPUAllocator: can't allocate memory" in str(error):
         seen = f"It asked for more memory than a gate may use{', in ' + where if where else ''}."
         return Broken("memory", "The code stays within the memory limit of a gate.", seen)
     message = f"{type(error).__name__}: {error}".strip().splitlines()
