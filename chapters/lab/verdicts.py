@@ -12,7 +12,7 @@ from minisgl.chapters.lab.grader.gate import Broken
 
 __all__ = ["Report", "Verdict"]
 
-LINES = 15
+LINES = 16
 """The largest number of lines that explain one failure."""
 _WIDTH = 110  # characters of a line
 
@@ -75,7 +75,7 @@ class Verdict:
             *_field("Promise", self.promise, 2),
             *_field("Seen", self.seen, 4),
             *(_field("Where", where, 1) if where else ()),
-            *_field("Why", lab.why(self.cause), 3),
+            *_field("Why", lab.why(self.cause), 4),
         ]
         tail = [f"Again:   {again}"] if again else []  # never cut: it is a command to copy
         shown = [part for line in self.show.splitlines() for part in _wrapped(line)]

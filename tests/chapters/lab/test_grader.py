@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -508,7 +510,7 @@ def compute_thread(seconds: float) -> None:
 
 
 def test_verdict_length() -> None:
-    """A verdict has at most fifteen lines, whatever the length of its texts."""
+    """A verdict has at most `LINES` lines, whatever the length of its texts."""
     verdict = Verdict("plan", "says").fail(
         Broken(
             "skips", "word " * 200, "seen " * 300, step=3, request=4, page=5, workload={}, show="line of text\n" * 60
@@ -520,6 +522,19 @@ def test_verdict_length() -> None:
     assert "step 3, request 4, page 5" in text and "--replay here.json" in text and "more lines" in text
     assert POLICY.causes["skips"][:40] in text
     assert all(len(line) < 130 for line in lines)
+
+
+def test_explanation_of_a_cause_is_not_cut() -> None:
+    for lab in labs():
+        for cause in lab.causes:
+            text = "".join("".join(Verdict("gate", "says", cause=cause).explain(lab, "")).split())
+            assert text.endswith("".join(lab.why(cause).split())), (lab.lab, cause)
+
+
+def test_page_of_the_course_has_every_command() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "course.md").read_text("utf-8")
+    (commands,) = (each for each in cli._parser()._actions if isinstance(each, argparse._SubParsersAction))
+    assert [name for name in commands.choices if not re.search(rf"`{name}[` ]", page)] == []
 
 
 # ---- the command -------------------------------------------------------------------------------------------
