@@ -185,10 +185,6 @@ class CacheManager:
             self._allocated.append((np.broadcast_to(np.asarray(owner, np.int32), n), pages))
         return pages
 
-    def flush(self) -> int:
-        """Evict all cached pages that no request uses. Return their number."""
-        return 0
-
     def stats(self) -> dict[str, int]:
         """Return the number of pages in each state, and of those evicted since the start, for `Scheduler.stats`."""
         names = ("num_free_pages", "num_cached_pages", "num_evictable_pages", "num_retiring_pages")

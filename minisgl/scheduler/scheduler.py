@@ -202,14 +202,6 @@ class Scheduler:
         while self.in_flight and self.in_flight[-1].step.num_verify:
             self._process_result()
 
-    def flush_cache(self) -> int | None:
-        """Evict all pages of the prefix cache. Return their number, or None if a request is open: nothing changes."""
-        if self.requests:
-            return None
-        while self.in_flight:  # steps of requests that have ended
-            self._process_result()
-        return self.cache_manager.flush()
-
     def _pop_output(self) -> Output:
         out, self._output = self._output, Output([], [], [], {}, {})
         return out

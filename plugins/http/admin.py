@@ -58,7 +58,9 @@ class Admin(HttpExtension):
         @router.api_route("/flush_cache", methods=["GET", "POST"])
         async def flush_cache(request: Request) -> Response:
             self._check_key(request)
-            pages = await queries.ask_worker(api.dispatcher, "scheduler-0", queries.flush_cache)
+            pages: int | None = queries.BUSY
+            while pages == queries.BUSY:
+                pages = await queries.ask_worker(api.dispatcher, "scheduler-0", queries.flush_cache)
             if pages is None:
                 raise ApiError(
                     400, "The cache was not emptied: there are running or waiting requests.", code="requests_open"

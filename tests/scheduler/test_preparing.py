@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from minisgl.config import Config
 from minisgl.core import I32
-from minisgl.plugin_manager.manager import PluginManager
 from minisgl.testing.drive import Drive
 from minisgl.testing.fake_grammar import FakeGrammar
 from minisgl.testing.small import SPEC, job, make
 from minisgl.testing.truth import SimRequest
-from minisgl.trace.check import check
-from minisgl.trace.read import read
 
 
 class Gated(FakeGrammar):
@@ -86,24 +81,3 @@ def test_failure() -> None:
     drive.fail("broken")
     assert drive.report.finished[1].finish_reason == "error"
     assert drive.scheduler.stats()["num_waiting_reqs"] == 0
-
-
-def test_flush_cache(tmp_path: Path) -> None:
-    """An open request keeps the cache. Then all of it is evicted, and the same prompt is computed anew."""
-    trace = tmp_path / "run.jsonl"
-    manager = PluginManager.load(light=True)
-    manager.observe(Config(trace=str(trace)), SPEC)
-    drive = make(observers=manager.hook)
-    drive.add(job(1, length=17, first=5))
-    for _ in range(3):
-        drive.step()
-        assert drive.scheduler.flush_cache() is None
-    drive.abort(1)
-    assert drive.scheduler.in_flight  # a step with a row of the request that has ended
-    assert drive.scheduler.flush_cache() == 4
-    assert drive.scheduler.cache_manager.page_counts() == (SPEC.num_pages, 0, 0, 0)
-    assert drive.scheduler.flush_cache() == 0
-    drive.run([job(2, length=17, first=5), job(3, length=17, first=5, arrive=99)])
-    assert [drive.report.finished[uid].cached_tokens for uid in (1, 2, 3)] == [0, 0, 16]
-    manager.close()
-    assert check(read(trace)) is None

@@ -6,13 +6,21 @@ import json
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from minisgl.config import Config
+from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.http.apis import queries
 from minisgl.testing.serving import Server, patient_timeout
+from minisgl.testing.small import SPEC, job, make
+from minisgl.trace.check import check
+from minisgl.trace.read import read
 
 ADMIN = {"authorization": "Bearer secret"}
 USER: list[Any] = [{"role": "user", "content": "What is a KV cache? Explain it in a long sentence."}]
@@ -175,3 +183,26 @@ def test_without_an_admin_key(tutor: Server) -> None:
         answer = httpx.post(tutor.url + path, json={"abort_all": True}, headers=ADMIN)
         assert answer.status_code == 403
         assert "server.admin_key" in answer.json()["error"]["message"]
+
+
+def test_flushed_cache_is_empty(tmp_path: Path) -> None:
+    """An open request keeps the cache. Then all of it is evicted, and the same prompt is computed anew."""
+    trace = tmp_path / "run.jsonl"
+    manager = PluginManager.load(light=True)
+    manager.observe(Config(trace=str(trace)), SPEC)
+    drive = make(observers=manager.hook)
+    loop: Any = SimpleNamespace(scheduler=drive.scheduler)
+    drive.add(job(1, length=17, first=5))
+    for _ in range(3):
+        drive.step()
+        assert queries.flush_cache(loop) is None
+    drive.abort(1)
+    assert queries.flush_cache(loop) == queries.BUSY  # a step with a row of the request that has ended
+    drive.step()
+    assert queries.flush_cache(loop) == 4
+    assert drive.scheduler.cache_manager.page_counts() == (SPEC.num_pages, 0, 0, 0)
+    assert queries.flush_cache(loop) == 0
+    drive.run([job(2, length=17, first=5), job(3, length=17, first=5, arrive=99)])
+    assert [drive.report.finished[uid].cached_tokens for uid in (1, 2, 3)] == [0, 0, 16]
+    manager.close()
+    assert check(read(trace)) is None

@@ -38,6 +38,8 @@ _failed: WeakKeyDictionary[PluginManager, set[str]] = WeakKeyDictionary()
 _uids, _turns = itertools.count(1), itertools.count()
 _waiting: dict[int, asyncio.Future[Any]] = {}
 """The answers that extensions of this process wait for, by the numbers of their questions."""
+BUSY = -1
+"""The answer of `flush_cache` before the last step was read."""
 
 
 async def ask_worker(dispatcher: Dispatcher, worker: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -155,8 +157,17 @@ def metrics_of(manager: PluginManager) -> list[str]:
 
 
 def flush_cache(loop: SchedulerLoop) -> int | None:
-    """Empty the prefix cache. Return the number of its pages, or None if a request is open."""
-    return loop.scheduler.flush_cache()
+    """Evict all pages of the prefix cache. Return their number; None if a request is open: nothing changes.
+
+    Return `BUSY` if a step of requests that have ended is in flight: the loop reads its result next.
+    """
+    scheduler = loop.scheduler
+    if scheduler.requests:
+        return None
+    if scheduler.in_flight:
+        return BUSY
+    flush = getattr(scheduler.cache_manager, "flush", None)
+    return 0 if flush is None else int(flush())
 
 
 async def ask_tokens(dispatcher: Dispatcher, prompt: Prompt, with_texts: bool = False) -> Tokens:
