@@ -316,21 +316,22 @@ def count_pages(student: Student) -> str:
 
 # ---- the number to beat -------------------------------------------------------------------------------------------
 
-ENOUGH, TIMES = 1.1, "times the tokens that eviction by last use finds"
+ENOUGH, TIMES = 1.2, "times the tokens that eviction by last use finds"
+"""The number to beat. A good order of eviction finds from 1.28 to 1.62 times as many, all windows first 0.5."""
 
 
-def conversations(rng: random.Random, chats: int = 12, turns: int = 4) -> list[Job]:
+def conversations(rng: random.Random, chats: int = 12, turns: int = 5) -> list[Job]:
     """Return the turns of conversations with a common beginning, in random order."""
-    stem = [rng.randrange(VOCAB) for _ in range(64)]
+    stem = [rng.randrange(VOCAB) for _ in range(32)]
     texts, arrive = [list(stem) for _ in range(chats)], 0
     jobs: list[Job] = []
     for _ in range(turns):
         for chat in rng.sample(range(chats), chats):
-            texts[chat] += [rng.randrange(VOCAB) for _ in range(rng.randint(20, 60))]
-            params = SamplingParams(max_tokens=rng.randint(16, 48), temperature=0.0, ignore_eos=True)
+            texts[chat] += [rng.randrange(VOCAB) for _ in range(rng.randint(40, 60))]
+            params = SamplingParams(max_tokens=rng.randint(4, 12), temperature=0.0, ignore_eos=True)
             jobs.append(Job(len(jobs) + 1, list(texts[chat]), params, arrive))
             texts[chat] += expected_output(jobs[-1].request, VOCAB).tokens
-            arrive += rng.randint(2, 12)
+            arrive += rng.randint(3, 8)
     return jobs
 
 
@@ -340,7 +341,7 @@ def measure_stretch(student: Student) -> tuple[str, bool]:
     for _ in range(2):
         jobs = conversations(rng)
         for order in found:
-            spec = spec_of([-1, 32, 32], 4, 64, num_pages=300, max_seq_len=2000)
+            spec = spec_of([-1, 32, 32], 4, 64, num_pages=600, max_seq_len=2000)
             cache = build(student, spec)
             if type(cache).evict is PageTree.evict:
                 return f"1.00 {TIMES}", False
