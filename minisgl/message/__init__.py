@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, TypeAlias
 
 import msgspec
@@ -34,6 +35,9 @@ def num_ids(packed: bytes) -> int:
 def unpack_ids(data: bytes) -> I32:
     """Return the token ids in ``data`` as a new, writable int32 array: the inverse of `pack_ids`."""
     return np.frombuffer(data, dtype="<i4").astype(np.int32)
+
+
+_function_at = cache(pkgutil.resolve_name)  # takes 16 µs each time
 
 
 class Message(msgspec.Struct, tag=True, array_like=True):
@@ -151,7 +155,7 @@ class Call(Message):
     arguments: list[Any] = []
 
     def run(self, process: object) -> None:
-        pkgutil.resolve_name(self.function)(process, *self.arguments)
+        _function_at(self.function)(process, *self.arguments)
 
 
 class Stop(Message):

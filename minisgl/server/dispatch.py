@@ -53,7 +53,7 @@ class Dispatcher:
 
     def __init__(self, addresses: Addresses, max_open: int):
         self._context = zmq.Context()
-        self._inbox = Pull(self._context, addresses.api)
+        self.inbox = Pull(self._context, addresses.api)
         self._tokenizers = [Push(self._context, address) for address in addresses.tokenizers]
         self._scheduler = Push(self._context, addresses.scheduler)
         self._detokenizer = Push(self._context, addresses.detokenizer)
@@ -76,7 +76,7 @@ class Dispatcher:
         self.reason = "The server is starting."
         self.spec: EngineSpec | None = None
         self._closed = False
-        asyncio.get_running_loop().add_reader(self._inbox.fileno(), self._receive)
+        asyncio.get_running_loop().add_reader(self.inbox.fileno(), self._receive)
 
     @property
     def num_open(self) -> int:
@@ -90,11 +90,6 @@ class Dispatcher:
         It is limited by the model, and by the KV pool: the KV of a request's last token is never stored.
         """
         return 0 if self.spec is None else self.spec.max_tokens_per_request
-
-    @property
-    def num_dropped(self) -> int:
-        """The number of messages that this process dropped because they were no messages."""
-        return self._inbox.num_dropped
 
     @property
     def workers(self) -> Sequence[str]:
@@ -217,9 +212,9 @@ class Dispatcher:
     def _receive(self) -> None:
         if self._closed:
             return
-        for message in itertools.islice(self._inbox.drain(block=False), _BATCH):
+        for message in itertools.islice(self.inbox.drain(block=False), _BATCH):
             self._handle(message)
-        if not self._inbox.ready():
+        if not self.inbox.ready():
             return
         # The edge-triggered descriptor does not report messages that have arrived already, so schedule another call.
         asyncio.get_running_loop().call_soon(self._receive)
@@ -263,5 +258,5 @@ class Dispatcher:
     def close(self) -> None:
         """Stop receiving messages and close the sockets."""
         self._closed = True
-        asyncio.get_running_loop().remove_reader(self._inbox.fileno())
+        asyncio.get_running_loop().remove_reader(self.inbox.fileno())
         self._context.destroy(linger=0)

@@ -103,7 +103,7 @@ class Metrics(HttpExtension):
     def _text(self, api: Api, stats: Stats) -> bytes:
         """Return all metrics with their current values. ``stats`` are the scheduler's counts."""
         self._open.set(api.dispatcher.num_open)
-        self._dropped.labels("api").set(api.dispatcher.num_dropped)
+        self._dropped.labels("api").set(api.dispatcher.inbox.num_dropped)
         calls: dict[str, Any] = {}
         for worker, (num_dropped, plugin_calls) in self._answers.items():
             self._dropped.labels(worker).set(num_dropped)
