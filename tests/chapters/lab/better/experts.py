@@ -1,4 +1,7 @@
-"""Experts in batched matrix products: one for all experts that have the same number of blocks of rows."""
+"""Experts in batched matrix products: one for all experts that have the same number of blocks of rows.
+
+Each token then gathers its rows, so no row is added to an output in memory.
+"""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -29,23 +32,31 @@ class MyMoe:
 
     def forward(self, weights, x, ids, scale, out):
         gate_up, down, here, act = weights
-        tokens, top_k = ids.shape
-        padding = tokens * top_k  # no pair's number: a token of zeros, with the weight 0
-        x, scale = torch.cat((x, x.new_zeros(1, x.shape[1]))), torch.cat((scale.flatten(), scale.new_zeros(1)))
-        total = x.new_zeros(x.shape)
+        done, places = [], [[0] * ids.shape[1] for _ in range(ids.shape[0])]
+        rows = 0  # of the groups so far
         for group in self.groups(ids, here):
             most = max(map(len, group.values()))
-            pairs = torch.tensor([each + [padding] * (most - len(each)) for each in group.values()], device=x.device)
-            chosen, token = torch.tensor(list(group), device=x.device), pairs // top_k
-            inner = act(x[token] @ gate_up[chosen].transpose(1, 2))
-            rows = (inner @ down[chosen].transpose(1, 2)) * scale[pairs].unsqueeze(2).to(x.dtype)
-            total.index_add_(0, token.flatten(), rows.flatten(0, 1))
-        return out.copy_(total[:tokens])
+            tokens = [[pair // ids.shape[1] for pair in each] + [0] * (most - len(each)) for each in group.values()]
+            for i, each in enumerate(group.values()):
+                for j, pair in enumerate(each):
+                    places[pair // ids.shape[1]][pair % ids.shape[1]] = rows + i * most + j
+            rows += len(group) * most
+            chosen = torch.tensor(list(group), device=x.device)
+            inner = act(x[torch.tensor(tokens, device=x.device)] @ gate_up[chosen].transpose(1, 2))
+            done.append((inner @ down[chosen].transpose(1, 2)).flatten(0, 1))
+        if not done:
+            return out.zero_()
+        found = done[0] if len(done) == 1 else torch.cat(done)
+        scale = scale.to(x.dtype)
+        if self.is_partial:  # pairs of other ranks have a place, and no weight
+            scale = scale * ((ids >= here.start) & (ids < here.stop))
+        return torch.sum(found[torch.tensor(places, device=x.device)] * scale.unsqueeze(2), 1, out=out)
 
     def groups(self, ids, here):
         """Return the local experts and the pairs of each, in groups with the same number of blocks."""
-        pairs = defaultdict(list)
-        for pair, expert in enumerate(ids.flatten().tolist()):
+        pairs, experts = defaultdict(list), ids.flatten().tolist()
+        self.is_partial = not all(expert in here for expert in experts)
+        for pair, expert in enumerate(experts):
             if expert in here:
                 pairs[expert - here.start].append(pair)
         groups = defaultdict(dict)
