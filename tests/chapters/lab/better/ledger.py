@@ -1,5 +1,6 @@
 """An auditor that keeps owners and page tables in arrays. One comparison checks all pages that a step reads."""
 
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -41,6 +42,8 @@ class MyAuditor:
 
     def fit(self, pages):
         last = int(pages.max(initial=0))
+        if last < len(self.owner):
+            return
         self.owner, self.until = grown(self.owner, [last], FREE), grown(self.until, [last], -1)
 
     def move(self, pages, old, new):
@@ -87,13 +90,15 @@ class MyAuditor:
     def minisgl_batch_scheduled(self, step, reqs):
         rows, columns, pages = step.page_table_updates
         every = max(int(rows.max(initial=0)), int(step.req_pool_indices.max(initial=0)))
-        self.table = grown(self.table, (every, int(columns.max(initial=0))), -1)
+        column = int(columns.max(initial=0))
+        if every >= self.table.shape[0] or column >= self.table.shape[1]:
+            self.table = grown(self.table, (every, column), -1)
         for admission in step.admissions:
             self.table[admission.req_pool_idx] = -1
         self.table[rows, columns] = pages  # the last of several updates of an entry counts
         read = self.table[step.req_pool_indices]
         self.fit(read)
-        owners, uids = self.owner[read], np.array([req.uid for req in reqs])[:, None]
+        owners, uids = self.owner[read], np.fromiter(map(attrgetter("uid"), reqs), np.int64)[:, None]
         wrong = (read >= 0) & (owners != CACHE) & (owners != uids)
         for row, column in zip(*wrong.nonzero(), strict=True):
             uid, page = reqs[row].uid, int(read[row, column])
