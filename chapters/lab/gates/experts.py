@@ -202,8 +202,8 @@ def wrong_order(got: Any, flat: Tensor, here: int, block: int) -> Broken | None:
                 f"Expert {e} has {amount(len(real), 'pair')} in {amount(n, 'row')}, which are not the fewest whole "
                 f"blocks of {amount(block, 'row')}."
             )
-            more = "many-blocks" if n > len(real) and n % block == 0 else "padding"
-            return Broken(more if real else "empty-block", promise, seen)
+            cause = "many-blocks" if n > len(real) and n % block == 0 else "padding"
+            return Broken(cause if real else "empty-block", promise, seen)
     return None
 
 
