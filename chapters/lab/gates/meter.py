@@ -163,8 +163,8 @@ def judge(uid: int, record: Record, ttft: float | None, gaps: list[float]) -> No
             what = "The meter lacks" if at < len(right) else "The meter has too many:"
             seen = f"{seen} {what} gap {at}, {_short((right if at < len(right) else gaps)[at : at + 1])} s."
     known = ttft is not None and first is not None and len(gaps) == len(right)
-    near = known and np.allclose([ttft or 0.0, *gaps], [first or 0.0, *right], rtol=1e-6, atol=0.0)
-    if near or (known and np.allclose(gaps, _single(times, record.arrived), rtol=1e-6, atol=0.0)):
+    near = known and bool(np.isclose(ttft or 0.0, first or 0.0, rtol=1e-6, atol=0.0))
+    if near and any(np.allclose(gaps, each, rtol=1e-6, atol=0.0) for each in (right, _single(times, record.arrived))):
         cause, promise = "rounded", "Each time is exact: a float of Python, with 64 bits."
     elif ttft == first and len(gaps) < len(right) and gaps == [gap for gap in right if gap]:
         cause, promise = "zero-gaps", "A gap may be 0: the results of two steps may be read at one time of the clock."

@@ -515,7 +515,7 @@ def check_further_keys(runner: Any) -> None:
     if keys != given:
         raise Broken("changes", "`keys` must not change.", "`capture` changed the list of buckets that it got.")
     rows = [key.rows for key in recorded]
-    if recorded[0] != keys[-1]:
+    if rows[0] != sizes[-1] or (keys[-1] in recorded and recorded[0] != keys[-1]):
         seen = f"`capture` got two buckets of each of {list(sizes)} rows, and recorded them in the order {rows}."
         if rows[0] == sizes[-1]:
             seen += f" The first of {rows[0]} rows was the one without `shared_prefix`, which is smaller."
