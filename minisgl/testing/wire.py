@@ -146,7 +146,8 @@ class Wire(RankThreads):
                 if not torch.equal(content, send.before):
                     text = f"Rank {send.rank} changed a tensor while it was being sent to rank {send.other}."
                     self._fail(WireViolation("changed", text, send.rank))
-                    raise RankStopped
+                    if self._errors:
+                        raise RankStopped
             if not message.sends:
                 message.x.copy_(send.delivered.view(message.x.shape))
 
@@ -164,12 +165,13 @@ class Wire(RankThreads):
     def _on_all_ended(self) -> None:
         if self._errors:
             return
-        left = next((m for m in self._messages if m.sends and m.matched is None), None)
+        messages = sorted(self._messages, key=lambda message: message.rank)  # the same order in every run
+        left = next((m for m in messages if m.sends and m.matched is None), None)
         if left is not None:
             text = f"Rank {left.rank} sent {left.x.numel()} elements to rank {left.other}, which did not receive them."
             self._errors.append(WireViolation("left", text, left.rank))
             return
-        early = next((m for m in self._messages if not m.waited), None)
+        early = next((m for m in messages if not m.waited), None)
         if early is not None:
             what = f"sent to rank {early.other}" if early.sends else f"received from rank {early.other}"
             text = f"Rank {early.rank} {what} and did not wait for the operation to complete."

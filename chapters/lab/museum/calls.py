@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import random
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any, Protocol, cast
 from minisgl.chapters.lab.grader.gate import Broken
 from minisgl.chapters.lab.museum.pieces import Piece
 
-__all__ = ["Driver", "Note", "driver_of", "play_calls", "show_calls"]
+__all__ = ["Driver", "Note", "driver_of", "play_calls", "said", "show_calls"]
 
 Note = Callable[..., None]
 """Writes a line of the trace: ``note(tensor="x", first=0)``."""
@@ -48,7 +49,7 @@ def driver_of(piece: Piece) -> Driver:
 
 
 def show_calls(piece: Piece, file: Path, trace: Path) -> dict[str, Any]:
-    """Make the piece's calls, and write the trace. Return what an operator sees."""
+    """Make the piece's calls, and write the trace. Return what an operator sees. The first exception ends the run."""
     driver, lines, wrong = driver_of(piece), list[str](), 0
     part = driver.start(driver.load(file), piece.workload)
     for step, call in enumerate(piece.workload["calls"], 1):
@@ -60,9 +61,34 @@ def show_calls(piece: Piece, file: Path, trace: Path) -> dict[str, Any]:
             driver.call(part, call, note)
         except Broken:
             wrong += 1
-    trace.write_text("\n".join(lines) + "\n", "utf-8")
+        except Exception as error:  # the student's own
+            trace.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+            return {"symptom": f"The engine stopped in {piece.noun} {step}. {said(error)}", "calls": step}
+    trace.write_text("".join(f"{line}\n" for line in lines), "utf-8")
     symptom = driver.SYMPTOM if wrong else "All results were right."
     return {"symptom": symptom, "calls": len(piece.workload["calls"])}
+
+
+def said(error: Exception) -> str:
+    """Return the text of a failure in one line, with its type if it is no failed check."""
+    kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
+    return " ".join(f"{kind}{error}".split())[:400]
+
+
+def _cause_of(piece: Piece, step: int) -> str | None:
+    """Return the cause for which a call of the piece's workload goes wrong with the fault. None: it is right."""
+    driver, cause = driver_of(piece), None
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / piece.file
+        file.write_text(piece.faulty(), "utf-8")
+        part = driver.start(driver.load(file), piece.workload)
+        for call in piece.workload["calls"][:step]:
+            cause = None
+            try:
+                driver.call(part, call, lambda **entry: None)
+            except Broken as broken:
+                cause = broken.cause
+    return cause
 
 
 def play_calls(piece: Piece, file: Path, seed: int, numbers: Sequence[int]) -> dict[str, Any]:
@@ -71,14 +97,22 @@ def play_calls(piece: Piece, file: Path, seed: int, numbers: Sequence[int]) -> d
     loaded = driver.load(file)
     drawn = [driver.draw(random.Random(f"{seed} {number}"), number) for number in numbers]
     for number, workload in enumerate([piece.workload, *drawn]):
-        part = driver.start(loaded, workload)
+        of = f"random workload {number} of seed {seed}" if number else "the workload of the piece"
+        try:
+            part = driver.start(loaded, workload)
+        except Exception as error:  # the student's own
+            return {"broken": f"Before the first {piece.noun} of {of}: {said(error)}"}
         for step, call in enumerate(workload["calls"], 1):
+            where = f"In {piece.noun} {step} of {of}"
+            if number and len(workload["calls"]) == 1:
+                where = f"In random {piece.noun} {number} of seed {seed}"
             try:
                 counted["random" if number else "own"].update(driver.call(part, call, lambda **entry: None))
             except Broken as broken:
-                seen = f"{broken.promise} {broken.seen}"
                 if number == 0:
-                    return {"broken": f"{piece.broken_in(step)}: {seen}"}
-                where = f"{piece.noun} {step} of random workload {number}" if len(workload["calls"]) > 1 else ""
-                return {"broken": f"In {where or f'random {piece.noun} {number}'} of seed {seed}: {seen}"}
+                    before = _cause_of(piece, step)
+                    where = piece.broken_in(step, before is not None, before in (None, broken.cause))
+                return {"broken": f"{where}: {broken.promise} {broken.seen}"}
+            except Exception as error:
+                return {"broken": f"{where}: {said(error)}"}
     return {where: dict(counts) for where, counts in counted.items()}

@@ -27,6 +27,7 @@ UNITS = {
     "computed": "prompt tokens were computed",
     "steps": "steps were needed",
     "waited": "turns were spent waiting for first tokens",
+    "lasted": "turns passed from arrivals to final replies",
     "moved": "bytes were moved",
     "kept": "numbers were kept",
     "rows": "rows were computed",

@@ -100,10 +100,15 @@ class Piece:
         """Whether the fault breaks one of the numbered promises, which an answer then names."""
         return 0 not in self.answers
 
-    def broken_in(self, step: int) -> str:
-        """Return the beginning of a sentence: what is still broken in a step of the piece's workload."""
-        if not self.has_promise:
-            return f"{self.noun} {step} still goes wrong"
+    def broken_in(self, step: int, before: bool = True, same: bool = True) -> str:
+        """Return the beginning of a sentence: what is broken in a step of the piece's workload.
+
+        ``before`` is whether this step also goes wrong with the fault, and ``same`` whether for the same cause.
+        """
+        if not before:
+            return f"{self.noun} {step} now goes wrong"
+        if not same or not self.has_promise:
+            return f"{self.noun} {step} still goes wrong{'' if same else ', in another way'}"
         return f"promise {next(iter(self.answers))} is still broken in step {step}"
 
     def mended(self) -> str:

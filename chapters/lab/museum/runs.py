@@ -32,6 +32,8 @@ from typing import Any
 from minisgl.chapters.lab.grader.gate_process import ImportGuard
 from minisgl.chapters.lab.grader.simulated_workloads import shipped_cache
 from minisgl.chapters.lab.mine.schedules import one_schedule
+from minisgl.chapters.lab.museum import calls
+from minisgl.chapters.lab.museum.calls import said
 from minisgl.chapters.lab.museum.pieces import NAME, Piece, find_piece
 from minisgl.core import EngineSpec, SamplingParams
 from minisgl.plugin_manager.manager import PluginManager
@@ -43,7 +45,7 @@ from minisgl.testing.traced import traced
 from minisgl.testing.truth import expected_output
 from minisgl.testing.violation import SimViolation
 from minisgl.trace.check import check
-from minisgl.trace.events import Add, Batch
+from minisgl.trace.events import Add, Batch, Finish
 from minisgl.trace.read import read
 from minisgl.trace.violation import Violation
 
@@ -60,13 +62,14 @@ SCHEDULES = 60
 class Counts:
     """What a run counted: prompt tokens that were computed, and steps.
 
-    ``waited``: turns of the scheduler's loop from each request's arrival to its first token, summed. It is counted only
-    on the piece's own workload.
+    ``waited`` and ``lasted``: turns of the scheduler's loop from each request's arrival to its first token, and to its
+    final reply, summed. They are counted only on the piece's own workload.
     """
 
     computed: int = 0
     steps: int = 0
     waited: int = 0
+    lasted: int = 0
 
     def add(self, report: Report) -> None:
         """Add the counts of one run."""
@@ -132,7 +135,7 @@ def run(piece: Piece, file: Path, trace: Path) -> tuple[Report, Exception | None
         try:
             drive.check_whole_pool()
         except Exception as error:
-            return report, PoolNotWholeError(_said(error))
+            return report, PoolNotWholeError(said(error))
         return report, None
 
 
@@ -140,6 +143,13 @@ def waits_of(trace: Path, report: Report) -> dict[int, int]:
     """Return for each request of a run how many turns of the scheduler's loop it waited for its first token."""
     added = {event.uid: round(event.t) for event in read(trace) if isinstance(event, Add)}  # the clock counts turns
     return {uid: first - added[uid] for uid, first in report.first_token.items()}
+
+
+def turns_of(trace: Path) -> int:
+    """Return how many turns of the scheduler's loop the requests of a run were open, summed."""
+    events = list(read(trace))
+    added = sum(round(event.t) for event in events if isinstance(event, Add))
+    return sum(round(event.t) for event in events if isinstance(event, Finish)) - added
 
 
 def violation_of(trace: Path) -> Violation | None:
@@ -171,12 +181,6 @@ def symptom(error: Exception | None, turns: int) -> str:
 # ---- in the child process --------------------------------------------------------------------------------
 
 
-def _said(error: Exception) -> str:
-    """Return the text of a failure in one line, with its type if it is no failed check."""
-    kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
-    return " ".join(f"{kind}{error}".split())[:400]
-
-
 def missing(piece: Piece, text: str) -> str | None:
     """Return the first of the piece's classes and methods that ``text`` does not define, or None."""
     found = set()
@@ -194,18 +198,20 @@ def play(piece: Piece, file: Path, seed: int, numbers: Sequence[int]) -> dict[st
         report, error = run(piece, file, trace)
         found = violation_of(trace)
         if found is not None:
-            return {"broken": f"{found.promise} is still broken in step {found.step}: {found.text}"}
+            shown = (int(found.promise.split()[1]), found.step) in piece.answers.items()
+            how = "is still broken in" if shown else "is now first broken in"
+            return {"broken": f"{found.promise} {how} step {found.step}: {found.text}"}
         if error is not None:
-            return {"broken": _said(error)}
-        waited = sum(waits_of(trace, report).values())
-    own, random = Counts(waited=waited), Counts()
+            return {"broken": said(error)}
+        own = Counts(waited=sum(waits_of(trace, report).values()), lasted=turns_of(trace))
+    random = Counts()
     own.add(report)
     for number in numbers:
         try:
             kinds = {kind: piece.workload.get(kind, False) for kind in ("states", "priorities")}
             random.add(one_schedule([str(file)], {piece.group: NAME}, seed, number, **kinds))
         except Exception as failure:
-            text = _said(failure)
+            text = said(failure)
             return {"broken": f"Random schedule {number} of seed {seed}: {text}"}
     return {"own": asdict(own), "random": asdict(random)}
 
@@ -213,8 +219,6 @@ def play(piece: Piece, file: Path, seed: int, numbers: Sequence[int]) -> dict[st
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     """Answer one request: ``show`` a piece's plugin, or ``play`` a mended one."""
     piece, file = find_piece(request["piece"]), Path(request["file"])
-    if piece.driver:
-        from minisgl.chapters.lab.museum import calls
     if request["do"] == "show" and piece.driver:
         shown: dict[str, Any] = calls.show_calls(piece, file, Path(request["trace"]))
         return shown
@@ -247,7 +251,7 @@ def main() -> None:
     try:
         result = answer(request)
     except Exception as error:  # also the student's own exceptions: they are the verdict
-        result = {"broken": _said(error)}
+        result = {"broken": said(error)}
     print(json.dumps(result), file=channel, flush=True)
 
 

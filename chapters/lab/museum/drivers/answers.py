@@ -1,36 +1,78 @@
 """The masks of a structured answer, with a small vocabulary. A call is a sampled token, or a list of drafts.
 
 A workload has the ``grammar`` and its ``rules`` (see `small_grammars`), the texts of the ``tokens``, and those that are
-``ends``. The trace has a line for each mask: the text before it, and the tokens that it allows.
+``ends``. The rules call no rules. The plugin's own `Grammars` makes the matcher, as in a server, where another request,
+whose end tokens are ``earlier``, came before. The trace has a line for each mask: the text before it, and the tokens
+that it allows.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from minisgl.chapters.lab.gates.grammar import Reading, World, judge_mask, unpacked
 from minisgl.chapters.lab.grader.gate import Broken
-from minisgl.chapters.lab.grader.small_grammars import Grammar, make_grammar, network
+from minisgl.chapters.lab.grader.small_grammars import Grammar, make_grammar
 from minisgl.chapters.lab.museum.calls import Note
+from minisgl.chapters.lab.museum.pieces import NAME
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.grammar.automaton import Automaton
+from minisgl.sampling_params import Grammar as Asked
 
 SYMPTOM = "Some answers end in the middle: the client gets half a JSON document."
 
 
-class CountedAutomaton(Automaton):
-    """An automaton that counts the bytes that are read."""
+@contextmanager
+def bytes_read() -> Iterator[list[int]]:
+    """Count the bytes that automata read: the only element of the list."""
+    read, walk = [0], Automaton.walk
 
-    read = 0
+    def counted(automaton: Automaton, state: int, text: bytes) -> int:
+        read[0] += len(text)
+        return walk(automaton, state, text)
 
-    def walk(self, state: int, text: bytes) -> int:
-        """Return the state after ``text``."""
-        self.read += len(text)
-        return super().walk(state, text)
+    with mock.patch.object(Automaton, "walk", counted):
+        yield read
+
+
+def regex(tree: Any, rules: Sequence[Any]) -> str:
+    """Return a grammar as a regular expression."""
+    kind, *parts = tree
+    if kind == "rule":
+        return regex(rules[parts[0]], ())
+    if kind == "range":
+        return "[" + "-".join(f"\\x{byte:02x}" for byte in parts) + "]"
+    if kind == "repeat":
+        least, most = parts[1], "" if parts[2] < 0 else parts[2]
+        return f"{regex(parts[0], rules)}{{{least},{most}}}"
+    if kind == "text":
+        inside = "".join(f"\\x{byte:02x}" for byte in parts)
+    else:
+        inside = ("" if kind == "seq" else "|").join(regex(part, rules) for part in parts)
+    return f"(?:{inside})"
+
+
+class SmallTokenizer:
+    """A tokenizer whose tokens have any texts. None of them is special: also an end token has bytes."""
+
+    skipped = frozenset[int]()
+
+    def __init__(self, texts: Sequence[bytes], ends: Sequence[int]):
+        self.texts, self.vocab_size, self.eos_ids = texts, len(texts), frozenset(ends)
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes of a token."""
+        return self.texts[token]
+
+    def decoded_bytes(self, token: int, skip_special_tokens: bool = True) -> bytes:
+        """Return the bytes that a token adds to a text."""
+        return self.texts[token]
 
 
 class RightMasks(World):
@@ -44,38 +86,44 @@ class RightMasks(World):
 
 @dataclass
 class Answer:
-    """One answer: its matcher, its automaton, and what has been read of it."""
+    """One answer: its matcher, the masks that are right, and the text so far."""
 
     matcher: Any
-    automaton: CountedAutomaton
     world: RightMasks
     reading: Reading
 
 
-def load(file: Path) -> Any:
-    """Return the module of a plugin file."""
-    return PluginManager().add(str(file)).module
+def load(file: Path) -> PluginManager:
+    """Load a plugin file."""
+    manager = PluginManager()
+    manager.add(str(file))
+    return manager
 
 
-def start(module: Any, workload: Mapping[str, Any]) -> Answer:
-    """Begin an answer."""
-    world, automaton = RightMasks(workload), CountedAutomaton(network(workload["grammar"], workload["rules"]))
-    masks = module.Masks(automaton, module.Vocabulary(world.tokens, world.size), world.ends)
-    return Answer(module.WordMatcher(masks), automaton, world, Reading(world))
+def start(manager: PluginManager, workload: Mapping[str, Any]) -> Answer:
+    """Begin an answer, after that of a request with other end tokens. The matchers are made as by a server's thread."""
+    world, asked = RightMasks(workload), Asked("regex", regex(workload["grammar"], workload["rules"]))
+    tokenizer = SmallTokenizer(world.tokens, world.ends)
+    grammars = manager.build("grammar", manager.make("grammar", NAME), tokenizer=tokenizer)
+    grammars.check(asked)
+    grammars._begun(asked, world.size, tuple(workload["earlier"])).masks([])
+    return Answer(grammars._begun(asked, world.size, tuple(world.ends)), world, Reading(world))
 
 
 def call(answer: Answer, tokens: Any, note: Note) -> dict[str, int]:
     """Go on with a token, or ask for the masks of drafts. Return the bytes of the vocabulary that were read."""
-    world, before = answer.world, answer.automaton.read
+    world = answer.world
     drafts: list[int] = tokens if isinstance(tokens, list) else []
-    if not isinstance(tokens, list):
-        answer.matcher.advance([tokens])
-        answer.reading = answer.reading.after(tokens)
+    with bytes_read() as read:
+        if not isinstance(tokens, list):
+            answer.matcher.advance([tokens])
+            answer.reading = answer.reading.after(tokens)
+        masks = answer.matcher.masks(drafts)
     readings = [answer.reading]
     for draft in drafts:
         readings.append(readings[-1].after(draft))
     wrong: Broken | None = None
-    for reading, mask in zip(readings, answer.matcher.masks(drafts), strict=True):
+    for reading, mask in zip(readings, masks, strict=True):
         got = unpacked(mask, world.size, "A mask")
         text = None if reading.text is None else reading.text.decode("latin-1")
         allowed = {token: world.tokens[token].decode("latin-1") for token in sorted(got)}
@@ -90,7 +138,7 @@ def call(answer: Answer, tokens: Any, note: Note) -> dict[str, int]:
             wrong = wrong or broken
     if wrong is not None:
         raise wrong
-    return {"walked": answer.automaton.read - before}
+    return {"walked": read[0]}
 
 
 def draw(rng: random.Random, number: int) -> dict[str, Any]:
@@ -101,6 +149,7 @@ def draw(rng: random.Random, number: int) -> dict[str, Any]:
     texts = ["".join(rng.choices("ab(1", k=rng.choice([1, 1, 2, 3]))) for _ in range(6 + number % 20)]
     workload: dict[str, Any] = {"grammar": tree, "rules": [], "tokens": texts}
     workload["ends"] = sorted(rng.sample(range(len(texts)), 2))
+    workload["earlier"] = sorted(rng.sample(range(len(texts)), 2))
     world, calls = RightMasks(workload), list[Any]()
     reading = Reading(world)
     for _ in range(8):
