@@ -189,6 +189,8 @@ def _answer(piece: Piece, folder: Folder, words: list[str]) -> int:
             raise ConfigError(f"--answer {word}: expected promise=N, step=M and method=NAME, as in {example}")
     if not piece.has_promise:
         values.setdefault("promise", 0)
+    if set(values) == {"step"}:
+        raise ConfigError("--answer: this fault breaks one of the numbered promises: add promise=N to the answer")
     if len(values) < 2 or len(words) > len(values) + (method is not None):
         raise ConfigError("--answer: expected one promise=N, one step=M and one method=NAME")
     tries = _known(folder).get(piece.name, {}).get("tries", 0) + 1

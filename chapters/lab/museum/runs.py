@@ -184,7 +184,7 @@ def symptom(error: Exception | None, turns: int) -> str:
 def missing(piece: Piece, text: str) -> str | None:
     """Return the first of the piece's classes and methods that ``text`` does not define, or None."""
     found = set()
-    for node in ast.parse(text).body:
+    for node in ast.parse(text, piece.file).body:
         if isinstance(node, ast.ClassDef):
             found |= {node.name}
             found |= {f"{node.name}.{each.name}" for each in node.body if isinstance(each, ast.FunctionDef)}

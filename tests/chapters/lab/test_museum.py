@@ -518,6 +518,8 @@ def test_what_a_mended_file_may_not_do(tmp_path: Path) -> None:
     assert said is not None and "imports minisgl.plugins.cache.radix" in said
     gone = piece.mended().replace("    def evict(", "    def evict_pages(")
     assert missing(piece, gone) == "TreeCache.evict"
+    with pytest.raises(SyntaxError, match=rf"\({piece.file}, line 1\)"):
+        missing(piece, "x =")
     request = {"do": "play", "piece": "split", "file": str(write(tmp_path, piece, gone)), "guarded": True}
     assert "has no `TreeCache.evict` any more" in runs.answer(request)["broken"]
 
@@ -528,6 +530,7 @@ def test_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         (["--grade"], "name the piece first"),
         (["lock", "--answer", "3", "7"], "expected promise=N, step=M and method=NAME"),
         (["lock", "--answer", "promise=3", "promise=4"], "one promise=N, one step=M"),
+        (["slots", "--answer", "step=7", "method=forward"], "add promise=N"),
         (["lock", "--grade"], "Begin with: python -m minisgl.lab break lock"),
     ):
         with pytest.raises(SystemExit):
