@@ -125,8 +125,8 @@ class ReplayRunner(BucketRunner):
     # lab: replay.buckets
     def sizes(self, max_rows: int) -> list[int]:
         """Return the number of rows of each bucket, in increasing order. ``max_rows`` is at least 1."""
-        # 1. Each recording costs memory and start-up time: use few sizes. The first is at most 2, and each of the
-        #    others is at most twice the size before. The gates accept 8 sizes, or half of ``max_rows`` if that is more.
+        # 1. Each recording costs memory and start-up time: use few sizes. No step may be padded to more than twice its
+        #    rows. The gates accept 8 sizes, or half of ``max_rows`` if that is more.
         # 2. The largest step must fit too.
         return [*(1 << i for i in range((max_rows - 1).bit_length())), max_rows]
 

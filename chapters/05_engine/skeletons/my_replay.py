@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test replay     (`hint replay` for a hint)
 Serve it:  python -m minisgl plugins=my_replay.py graph=mine
 """
 
-# minisgl lab replay, skeleton f4041664fa (minisgl 0.2.0)
+# minisgl lab replay, skeleton 2e24deb7e7 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ class MyRunner(BucketRunner):
     def sizes(self, max_rows: int) -> list[int]:
         """Return the number of rows of each bucket, in increasing order. ``max_rows`` is at least 1."""
         # TODO replay.buckets
-        # 1. Each recording costs memory and start-up time: use few sizes. The first is at most 2, and each of the
-        #    others is at most twice the size before. The gates accept 8 sizes, or half of ``max_rows`` if that is more.
+        # 1. Each recording costs memory and start-up time: use few sizes. No step may be padded to more than twice its
+        #    rows. The gates accept 8 sizes, or half of ``max_rows`` if that is more.
         # 2. The largest step must fit too.
         raise NotImplementedError
 

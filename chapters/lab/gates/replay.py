@@ -388,9 +388,10 @@ def check_sizes(student: Student) -> None:
             raise Broken("too-many", "The number of buckets is small.", f"{where}.", show=show)
         if sizes != sorted(set(sizes)) or sizes[0] < 1:
             raise Broken("buckets", RULES["buckets"], f"{where}.", show=show)
-        if any(size > 2 * before for before, size in zip([1, *sizes[:-1]], sizes, strict=True)):
-            promise = "The first bucket has at most 2 rows, and each other at most twice the rows of the one before."
-            raise Broken("wasteful", promise, f"{where}.", show=show)
+        for before, size in zip([0, *sizes[:-1]], sizes, strict=True):
+            if size > 2 * (before + 1):
+                seen = f"{where}. A step of {before + 1} rows is padded to {size}."
+                raise Broken("wasteful", "A step is padded to at most twice its rows.", seen, show=show)
         if hasattr(runner, "recordings"):
             tell(runner, {GraphKey(size): None for size in reversed(sizes)})
             for rows in {1, 2, 3, sizes[-1] // 2 + 1, max(1, sizes[-1] - 1), sizes[-1], sizes[-1] + 1}:

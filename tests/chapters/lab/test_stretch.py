@@ -152,7 +152,7 @@ BETTER = {
     "replay": [
         (
             "*(1 << i for i in range((max_rows - 1).bit_length()))",
-            "*(n for n in (1, 4, 7, 11, 23, 48, 64, 130) if n < max_rows)",
+            "*(n for n in (1, 4, 7, 11, 23, 48, 64, 130, 262, 526, 1054, 2110) if n < max_rows)",
         )
     ],
 }
