@@ -109,11 +109,13 @@ class Folder:
         """
         known = self.recall().get(report.lab.lab, {})
         tried = {verdict.gate: verdict.green for verdict in report.verdicts}
-        kept: set[str] = set()
+        kept, failed = set[str](), set[str]()
         if known.get("sha256") == report.sha256 and known.get("gates") == list(gates):
-            kept = set(known.get("green", ()))
+            kept, failed = set(known.get("green", ())), set(known.get("failed", ()))
         green = [gate for gate in gates if tried.get(gate, gate in kept)]
-        self.remember(report.lab, path=report.path, sha256=report.sha256, green=green, gates=list(gates))
+        failed |= {verdict.gate for verdict in report.verdicts if verdict.tried}
+        red = [gate for gate in gates if gate in failed and gate not in green]
+        self.remember(report.lab, path=report.path, sha256=report.sha256, green=green, failed=red, gates=list(gates))
 
     def remember_stretch(self, lab: Lab, sha256: str, counted: str, beaten: bool) -> None:
         """Save the measurement of a lab's number to beat, for a file with this hash."""

@@ -575,6 +575,21 @@ def _scale(given: Problem, token: int, expert: int) -> float:
 # ---- counts ------------------------------------------------------------------------------------------------
 
 
+def reads_again(student: Student, block: int, given: Problem) -> bool:
+    """Return whether a backend reads an expert twice: more experts than there are, where tokens chose all of them.
+
+    The steps are ``given`` without the experts that no token chose, and a large one.
+    """
+    chosen, ids = given.ids.unique(return_inverse=True)
+    chosen = chosen.long()
+    here = range(len(chosen))
+    same = given._replace(gate_up=given.gate_up[chosen], down=given.down[chosen], ids=ids.int(), local_experts=here)
+    return any(
+        count(backend(student, block), each).experts > len(each.gate_up) + 1e-9
+        for each in (same, problem(MoeCase(200, experts=8)))
+    )
+
+
 def counts(student: Student) -> str:
     """Count the experts whose weights are read and the rows that are multiplied, for any structure of the code."""
     notes = []
@@ -594,9 +609,8 @@ def counts(student: Student) -> str:
             f"{amount(tokens, 'token')} chose {len(load)} of {experts} experts: only their weights are read, each once."
         )
         if found.experts > len(load) + 1e-9:
-            busy = problem(MoeCase(200, experts=8))  # every expert is chosen: more reads than experts are second reads
-            all_chosen = len(load) == experts
-            again = all_chosen or count(backend(student, block), busy).experts > 8 + 1e-9
+            pairs = given.ids.numel()
+            again = found.experts == pairs != experts or reads_again(student, block, given)
             cause = "again" if again else "reads"
             seen = f"The weights read are those of {found.experts:g} experts (an expert read twice counts twice)."
             raise Broken(cause, promise, seen)

@@ -819,8 +819,10 @@ def run_server(served: Served) -> str:
 
 DRAFT_COST = 0.1
 """What a draft costs, in steps."""
-MOST_COST, TIMES = 0.36, "times the steps without drafts"
+MOST_COST, TIMES = 0.35, "times the steps without drafts"
 """The number to beat. Tokens of masks with one token reach 0.6, the longest tokens of a text that must follow 0.39."""
+ANSWERS = 48
+"""Answers of a run: with a third of them, the same file reaches 0.35 or 0.38 by its seed."""
 
 
 def measure_stretch(student: Student) -> tuple[str, bool]:
@@ -828,7 +830,7 @@ def measure_stretch(student: Student) -> tuple[str, bool]:
     tokenizer = tutor_tokenizer()
     made = student.make(student.config(), tokenizer=tokenizer)
     alone = steps = drafts = 0
-    for kind, grammar, text in unseen_answers(student.random):
+    for kind, grammar, text in unseen_answers(student.random, ANSWERS):
         tokens = [*tokenizer.encode(text), min(tokenizer.eos_ids)]
         matcher = made.constraint(Asked(kind, grammar), tokenizer.vocab_size, sorted(tokenizer.eos_ids))
         at = 0

@@ -595,21 +595,28 @@ GATES = (
 )
 
 
-LATE, RATE, LOADS = 0.5, 60, 4
+LATE, RATE, LOADS = 0.5, 60, 8
 """Seconds after which a first token is late, requests a second in the flood, and loads that are measured."""
-MOST_LATE, TIMES = 0.4, "times the late answers of `slo`"
-"""The number to beat. Larger steps and another share reach 0.8."""
+MOST_LATE, TIMES = 0.41, "times the late answers of `slo`"
+"""The number to beat. Larger steps and another share reach 0.8, short prompts first 0.45, with larger steps 0.39."""
+FEWEST, LATEST = 0.95, 1.01
+"""Documents' prompts in the floods, and the documents' end: as with `slo`, apart from what another load changes."""
+
+
+def spread(rng: random.Random, low: int, high: int, count: int) -> list[int]:
+    """Return ``count`` numbers from ``low`` to ``high`` in random order, one in each of as many equal parts."""
+    width = (high + 1 - low) / count
+    numbers = [low + int((i + rng.random()) * width) for i in range(count)]
+    rng.shuffle(numbers)
+    return numbers
 
 
 def two_classes(rng: random.Random) -> tuple[list[TimedJob], list[TimedJob]]:
     """Return a load like that of the chapter, with a larger flood from 3 s to 5 s: interactive requests, documents."""
-    times: list[float] = []
-    for start, count, rate in ((1.0, 60, 10), (3.0, 2 * RATE, RATE)):
-        at = start
-        for _ in range(count):
-            at += rng.expovariate(rate)
-            times.append(at)
-    talk = [TimedJob(i, at, rng.randint(100, 700), rng.randint(20, 120)) for i, at in enumerate(times)]
+    times = sorted(rng.uniform(1.0, 7.0) for _ in range(60)) + sorted(rng.uniform(3.0, 5.0) for _ in range(2 * RATE))
+    prompts = [*spread(rng, 100, 700, 60), *spread(rng, 100, 700, 2 * RATE)]
+    pairs = enumerate(zip(times, prompts, strict=True))
+    talk = [TimedJob(i, at, prompt, rng.randint(20, 120)) for i, (at, prompt) in pairs]
     docs = [TimedJob(1000 + i, 0.0, rng.randint(2000, 4000), rng.randint(50, 150), priority=1) for i in range(40)]
     return talk, docs
 
@@ -620,8 +627,9 @@ def outcome_of(load: tuple[list[TimedJob], list[TimedJob]], policy: Any) -> np.n
     run = serve([*talk, *docs], policy)
     people, batch = [run.records[job.uid] for job in talk], [run.records[job.uid] for job in docs]
     gap = max(max(itls(r), default=0.0) for r in people)
-    flood = sum(3 <= r.times[0] < 5 for r in batch)
-    return np.array([sum(r.ttft > LATE for r in people), flood, max(r.end for r in batch), gap])
+    done = [0.0, *sorted(r.times[0] for r in batch)]
+    begin, end = np.interp([3.0, 5.0], done, range(len(done)))  # a half computed prompt counts half
+    return np.array([sum(r.ttft > LATE for r in people), end - begin, max(r.end for r in batch), gap])
 
 
 def measure_stretch(student: Student) -> tuple[str, bool]:
@@ -635,17 +643,30 @@ def measure_stretch(student: Student) -> tuple[str, bool]:
     late, flood, end, _ = np.sum(mine, 0)
     late_slo, flood_slo, end_slo, _ = np.sum(slo, 0)
     gap, times = max(each[3] for each in mine), round(late / late_slo, 2)
+    flood, end, end_slo = round(flood, 2), round(end / LOADS, 2), end_slo / LOADS
     counted = (
-        f"{times:.2f} {TIMES}, longest gap {1e3 * gap:.0f} ms, {flood:.0f} documents' prompts in the floods (`slo`: "
-        f"{flood_slo:.0f}), documents done after {end / LOADS:.1f} s (`slo`: {end_slo / LOADS:.1f} s)"
+        f"{times:.2f} {TIMES}, longest gap {1e3 * gap:.1f} ms, {flood:.2f} documents' prompts in the floods (`slo`: "
+        f"{flood_slo:.2f}), documents done after {end:.2f} s (`slo`: {end_slo:.2f} s)"
     )
-    return counted, bool(times <= MOST_LATE and gap <= MAX_GAP and flood >= flood_slo and end <= end_slo)
+    failed = {
+        f"{times:.2f} is more than {MOST_LATE:.2f}": times > MOST_LATE,
+        f"the gap of {1e3 * gap:.2f} ms is longer than {1e3 * MAX_GAP:.0f} ms": gap > MAX_GAP,
+        f"fewer documents' prompts than {FEWEST:g} times those of `slo`, {FEWEST * flood_slo:.2f}": (
+            flood < round(FEWEST * flood_slo, 2)
+        ),
+        f"documents done after more than {LATEST:g} times as long as with `slo`, {LATEST * end_slo:.2f} s": (
+            end > round(LATEST * end_slo, 2)
+        ),
+    }
+    why = "; ".join(text for text, fails in failed.items() if fails)
+    return f"{counted}; what fails: {why}" if why else counted, not why
 
 
 STRETCH = Stretch(
     f"An answer is late if its first token takes more than {1e3 * LATE:.0f} ms. In floods of {RATE} requests a second, "
     f"the late answers of `slo` have the number 1.00. Reach {MOST_LATE:.2f}, with no gap above 50 ms, and with as many "
-    "documents' prompts completed in the floods, and all documents done as early, as with `slo`. Your rules are those "
-    "that an option `sharing=own` of your policy selects. The loads are new in each run.",
+    "documents' prompts computed in the floods, and all documents done as early, as with `slo` (5 % fewer and 1 % "
+    "later are allowed). A half computed prompt counts half. Your rules are those that an option `sharing=own` of your "
+    "policy selects. The loads are new in each run.",
     measure_stretch,
 )

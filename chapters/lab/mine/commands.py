@@ -136,11 +136,16 @@ def measure_stretch(lab: Lab, path: Path, folder: Folder, seed: int) -> str:
 
 
 def gates_line(folder: Folder, lab: Lab, path: Path) -> str:
-    """Return a line that says to grade the file if not all gates are green for it as it is now, otherwise nothing."""
+    """Return a line that says which gates are not green for the file as it is now, otherwise nothing."""
     part = next(part for part in own_parts(folder) if part.lab.lab == lab.lab)
     if part.finished and part.sha256 == fingerprint(path):
         return ""
-    return f"The gates are not graded for the file as it is now: python -m minisgl.lab test {lab.lab}\n"
+    seen = "The gates are not graded for the file as it is now"
+    if part.failed and part.sha256 == fingerprint(path):
+        seen = f"Red for this file: gate {', '.join(part.failed)}"
+    elif part.green and part.sha256 == fingerprint(path):
+        seen = f"{part.green} of {part.total} gates are green for the file as it is now, and the others are not graded"
+    return f"{seen}. A number counts as beaten only with green gates: python -m minisgl.lab test {lab.lab}\n"
 
 
 def after_lab(folder: Folder, lab: Lab) -> str:

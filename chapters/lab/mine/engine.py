@@ -34,6 +34,7 @@ class OwnPart:
 
     ``file`` is None if there is no file. ``changed``: the file is not the one that was graded last. ``stretch`` is the
     last measurement of the lab's number to beat, and whether it was beaten; None if it was not measured for this file.
+    ``failed`` are the gates that were run for this file and are red.
     """
 
     lab: Lab
@@ -44,6 +45,7 @@ class OwnPart:
     changed: bool = False
     red: str = ""
     stretch: tuple[str, bool] | None = None
+    failed: tuple[str, ...] = ()
 
     @property
     def finished(self) -> bool:
@@ -78,7 +80,8 @@ def _part(lab: Lab, done: dict[str, Any], folder: Folder) -> OwnPart:
     stretch = None
     if isinstance(measured, dict) and measured.get("sha256") == sha256:
         stretch = str(measured.get("counted", "")), bool(measured.get("beaten"))
-    return OwnPart(lab, path, sha256, len(done["green"]), len(done["gates"]), red=red, stretch=stretch)
+    failed = tuple(map(str, done.get("failed", ())))
+    return OwnPart(lab, path, sha256, len(done["green"]), len(done["gates"]), red=red, stretch=stretch, failed=failed)
 
 
 def own_versions(parts: Sequence[OwnPart]) -> dict[str, str]:

@@ -20,6 +20,7 @@ from minisgl.chapters.lab.child import ChildError, ask_child
 from minisgl.chapters.lab.cli import main
 from minisgl.chapters.lab.folder import Folder
 from minisgl.chapters.lab.grader.grade import fingerprint
+from minisgl.chapters.lab.mine.commands import gates_line
 from minisgl.chapters.lab.mine.drawing import draw_text, lines_of
 from minisgl.chapters.lab.mine.engine import own_parts, parts_of
 from minisgl.chapters.lab.mine.rungs import changes, measure, rungs_of
@@ -79,8 +80,17 @@ def test_only_the_number_to_beat(
     assert main(["test", "policy", "--dir", str(tmp_path), "--beat", "--seed", "1"]) == 0
     measured, graded = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"Yours: worst gap \d+ tokens in \d+ steps; .*: not beaten yet\. Seed 1\.", measured)
-    assert graded == "The gates are not graded for the file as it is now: python -m minisgl.lab test policy"
+    counts = "A number counts as beaten only with green gates: python -m minisgl.lab test policy"
+    assert graded == f"The gates are not graded for the file as it is now. {counts}"
     assert Folder(tmp_path).recall()["policy"]["stretch"]["beaten"] is False
+    lab, wrong = find("policy"), Verdict("counts", "", cause="order")
+    report = Report(lab, str(path), fingerprint(path), 1)
+    report.verdicts.append(wrong)
+    Folder(tmp_path).remember_report(report, lab.gate_names)
+    assert gates_line(Folder(tmp_path), lab, path) == f"Red for this file: gate counts. {counts}\n"
+    report.verdicts = [Verdict("counts", "")]
+    Folder(tmp_path).remember_report(report, lab.gate_names)
+    assert gates_line(Folder(tmp_path), lab, path).startswith("1 of 7 gates are green for the file as it is now, and ")
     monkeypatch.setattr(Lab, "stretch", None)
     with pytest.raises(SystemExit) as refused:
         main(["test", "policy", "--dir", str(tmp_path), "--beat"])

@@ -30,11 +30,10 @@ COUNTED = {
     "experts": "205 operations",
     "draft": "1.00 times the cost of `match_tokens=3`, 1.96 tokens a step, 1,893 drafts",
     "int8": "1.06 bytes a number, 2.3 % off",
-    "grammar": "1.00 times the steps without drafts: 933 tokens, 933 steps, 0 drafts",
+    "grammar": "1.00 times the steps without drafts: 2428 tokens, 2428 steps, 0 drafts",
     "fuse": "1.00 times the places of tiles of 16 rows and a power of two",
     "window": "1.00 times the tokens that eviction by last use finds",
-    "slo": "1.00 times the late answers of `slo`, longest gap 33 ms, 12 documents' prompts in the floods (`slo`: 12), "
-    "documents done after 12.3 s (`slo`: 12.3 s)",
+    "slo": "1.00 times the late answers of `slo`",
 }
 BETTER = {
     # A constant number of tokens in each step: prompts get what decode rows leave of it.
@@ -200,7 +199,11 @@ def test_task_names_the_number_of_the_reference(name: str) -> None:
 
 @pytest.mark.parametrize("name", runnable(COUNTED))
 def test_reference_has_the_number_and_does_not_beat_it(server: ForkServer, name: str, tmp_path: Path) -> None:
-    assert measure(server, name, solution(find(name)), tmp_path) == (COUNTED[name], False)
+    counted, beaten = measure(server, name, solution(find(name)), tmp_path)
+    if name == "slo":
+        assert counted.endswith("what fails: 1.00 is more than 0.41"), counted
+        counted = counted.partition(",")[0]
+    assert (counted, beaten) == (COUNTED[name], False)
 
 
 PLAN = """
@@ -261,6 +264,36 @@ def test_better_plugin_passes_the_gates(
     path.write_text(better(name))
     verdicts = [server.run(lab, path, gate, 0) for gate in lab.gates if gate.name in gates.split()]
     assert len(verdicts) == 3 and all(verdict.green for verdict in verdicts), verdicts
+
+
+LONGEST_TOKENS = """
+class MyMatcher:
+    def forced(self, count):
+        automaton, state, text = self.masks_of.automaton, self.state, b""
+        while len(text) < 64 and state and not automaton.is_final(state):
+            after = [(byte, s) for byte in range(256) if (s := automaton.after(state, byte))]
+            if len(after) > 1:
+                break
+            text, state = text + bytes([after[0][0]]), after[0][1]
+        tokens, found = {t: i for i, t in enumerate(self.masks_of.tokens) if t}, []
+        while text and len(found) < count:
+            most = max(n for n in range(1, len(text) + 1) if text[:n] in tokens)
+            found.append(tokens[text[:most]])
+            text = text[most:]
+        return found
+"""
+
+
+@pytest.mark.parametrize(("name", "least"), [("slo", 0.43), ("grammar", 0.36)])
+def test_obvious_idea_alone_does_not_beat_it(server: ForkServer, name: str, least: float, tmp_path: Path) -> None:
+    """Short prompts first; the text that must follow, in the longest tokens. Fuse: see `test_other_tiles_…`."""
+    text = merge(solution(find(name)), LONGEST_TOKENS)
+    if name == "slo":
+        text = better("slo").replace("(r.skipped_steps > 10, wanted_tokens(r))", "wanted_tokens(r)")
+        assert text.count("= (820, True)") == text.count("key=lambda r: wanted_tokens(r)") == 1
+        text = text.replace("= (820, True)", "= (512, True)")
+    counted, beaten = measure(server, name, text, tmp_path)
+    assert not beaten and least < float(counted[:4]) < 0.6, counted
 
 
 @pytest.mark.parametrize(("step", "share"), [(820, 0.25), (820, 0.0)])
