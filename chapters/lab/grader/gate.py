@@ -208,4 +208,4 @@ class Stretch:
             counted, beaten = self.measure(student)
             return f"{counted}: {'beaten' if beaten else 'not beaten yet'}"
 
-        return Gate("stretch", self.says, run, limit=2 * UNIT_SECONDS)
+        return Gate("stretch", self.says, run, limit=6 * UNIT_SECONDS)
