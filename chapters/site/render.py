@@ -23,7 +23,7 @@ from minisgl.chapters.site.run import ROOT, PageError, PageRunner, prepare
 
 COURSE = ROOT / "docs" / "course.md"
 UNITS = "µs|ms|s|seconds?|tok/s"
-TIMES = rf"\d[\d,.]*(?= ?(?:{UNITS})\b)|\d\.\d+e-\d+"
+TIMES = rf"(?:(?<=\s)-)?\d[\d,.]*(?= ?(?:{UNITS})\b)|\d\.\d+e-\d+"
 """What is never compared: a number before a unit of time, and a rounding error such as 2.4e-07."""
 _SVG = re.compile(r"<svg\b.*?</svg>", re.DOTALL)
 _LABELS = (r'\baria-label="([^"]*)"', r"<desc[^>]*>(.*?)</desc>", r"<title[^>]*>(.*?)</title>")

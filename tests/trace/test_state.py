@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from minisgl.plugins.cache.prefix import SharedPageAllocator
 from minisgl.plugins.cache.radix import RadixCache
 from minisgl.scheduler.page_allocator import CACHE, FREE, RETIRING
 from minisgl.testing.drive import Drive, Job
@@ -27,7 +28,8 @@ def snapshot(drive: Drive) -> Any:
     nodes = set()
     if isinstance(drive.cache, RadixCache):
         nodes = {(tuple(n.pages.tolist()), n.users, n.stamp) for n in drive.cache.nodes()}
-    return allocator.owner.tolist(), allocator.ref_counts.tolist(), nodes
+    shared = isinstance(allocator, SharedPageAllocator)  # without a cache, no page has users
+    return allocator.owner.tolist(), allocator.ref_counts.tolist() if shared else [0] * allocator.size, nodes
 
 
 def reconstructed(state: State) -> Any:
