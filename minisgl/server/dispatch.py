@@ -65,8 +65,8 @@ class Dispatcher:
         self._uids = itertools.count(1)
         self._next_tokenizer = itertools.cycle(range(len(self._tokenizers)))
         self.requests: dict[int, tuple[Stream, int]] = {}
-        self.pending: set[asyncio.Future[Any]] = set()
-        """What extensions wait for besides the replies to requests: `fail` ends it too."""
+        self.pending: dict[int, asyncio.Future[Any]] = {}
+        """What extensions wait for besides the replies to requests, by their own numbers: `fail` ends it too."""
         self.link = Link(self._scheduler.send)
         self._max_open = max_open
         self.make_room: Callable[[str, int, int], None] = lambda client, count, missing: None
@@ -193,7 +193,7 @@ class Dispatcher:
         """End every open request, and what extensions wait for, with an error."""
         for uid in list(self.requests):
             self._deliver(Delta(uid, finish=Finished(uid, "error", error=message, status=status)))
-        for future in self.pending:
+        for future in self.pending.values():
             if not future.done():
                 future.set_exception(ApiError(status, message))
 

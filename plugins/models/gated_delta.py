@@ -167,8 +167,9 @@ class GatedDeltaNet(nn.Module):
         A row whose drafts were rejected goes on within the tokens that it kept, so that its state absorbs those before.
         """
         inputs, matrices, tokens, scalars, first = states
-        begins = (piece.starts == 0).view(-1, 1, 1)
-        count = torch.where(piece.starts == 0, 0, piece.starts - first[slots])[:, None]  # of the tokens kept, [rows, 1]
+        at_start = piece.starts == 0
+        begins = at_start.view(-1, 1, 1)
+        count = torch.where(at_start, 0, piece.starts - first[slots])[:, None]  # of the tokens kept, [rows, 1]
         real = (torch.arange(self.kept, device=count.device) < count)[..., None]
         window = torch.cat((inputs[slots].masked_fill(begins, 0.0), tokens[slots]), dim=-1)
         state = matrices[slots].masked_fill(begins[..., None], 0.0)

@@ -364,7 +364,7 @@ def corner_steps(rng: random.Random, order: str) -> list[dict[str, Any]]:
         step([], [], [[0, 32], [0, 32], [0, 1]], pages=5, priced=1, growth=1),
         step([0], [], [[0, 20], [16, 20]], slots=0),
         step([], [], [[0, 20], [16, 300], [32, 300], [0, 2]], chunk=chunk + 90, priced=1),
-        # the requests behind it are more urgent
+        # the requests that wait behind it are more urgent than it is
         step([0], [], [[high, 100], [low, 9], [0, 9]], pages=2, priced=1, urgent=1),
     ]
     same = [

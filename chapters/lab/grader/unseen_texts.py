@@ -1,6 +1,6 @@
 """Prompts and answers of the four kinds of `draft_texts.TEXTS`, new in each run.
 
-An answer edits code, quotes text, writes a table as JSON, or has words of its own. Lab `draft` measures its number to
+An answer edits code, quotes text, writes a table as JSON, or is in new words. Lab `draft` measures its number to
 beat on them. Knows no plugin.
 """
 

@@ -17,8 +17,9 @@ from typing import Any, Protocol, cast
 
 from minisgl.chapters.lab.grader.gate import Broken
 from minisgl.chapters.lab.museum.pieces import Piece
+from minisgl.plugin_manager.manager import PluginManager
 
-__all__ = ["Driver", "Note", "driver_of", "play_calls", "said", "show_calls"]
+__all__ = ["Driver", "Note", "driver_of", "load_plugins", "play_calls", "said", "show_calls"]
 
 Note = Callable[..., None]
 """Writes a line of the trace: ``note(tensor="x", first=0)``."""
@@ -43,6 +44,13 @@ class Driver(Protocol):
         """Return a random workload. ``number``, from 1, grows."""
 
 
+def load_plugins(file: Path) -> PluginManager:
+    """Return a plugin manager with the plugins of a file: what most drivers' ``load`` does."""
+    manager = PluginManager()
+    manager.add(str(file))
+    return manager
+
+
 def driver_of(piece: Piece) -> Driver:
     """Return the driver of a piece."""
     return cast(Driver, importlib.import_module(f"minisgl.chapters.lab.museum.drivers.{piece.driver}"))
@@ -50,7 +58,7 @@ def driver_of(piece: Piece) -> Driver:
 
 def show_calls(piece: Piece, file: Path, trace: Path) -> dict[str, Any]:
     """Make the piece's calls, and write the trace. Return what an operator sees. The first exception ends the run."""
-    driver, lines, wrong = driver_of(piece), list[str](), 0
+    driver, lines, symptom, step = driver_of(piece), list[str](), "All results were right.", 0
     part = driver.start(driver.load(file), piece.workload)
     for step, call in enumerate(piece.workload["calls"], 1):
 
@@ -60,13 +68,12 @@ def show_calls(piece: Piece, file: Path, trace: Path) -> dict[str, Any]:
         try:
             driver.call(part, call, note)
         except Broken:
-            wrong += 1
+            symptom = driver.SYMPTOM
         except Exception as error:  # the student's own
-            trace.write_text("".join(f"{line}\n" for line in lines), "utf-8")
-            return {"symptom": f"The engine stopped in {piece.noun} {step}. {said(error)}", "calls": step}
+            symptom = f"The engine stopped in {piece.noun} {step}. {said(error)}"
+            break
     trace.write_text("".join(f"{line}\n" for line in lines), "utf-8")
-    symptom = driver.SYMPTOM if wrong else "All results were right."
-    return {"symptom": symptom, "calls": len(piece.workload["calls"])}
+    return {"symptom": symptom, "calls": step}
 
 
 def said(error: Exception) -> str:

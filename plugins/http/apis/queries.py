@@ -22,8 +22,6 @@ from minisgl.plugin_manager.failures import described
 from minisgl.server.errors import ApiError, timed_out
 
 if TYPE_CHECKING:
-    import asyncio
-
     from minisgl.plugin_manager.manager import PluginManager
     from minisgl.server.dispatch import Dispatcher
     from minisgl.server.extension import Stats
@@ -36,8 +34,6 @@ T = TypeVar("T")
 _failed: WeakKeyDictionary[PluginManager, set[str]] = WeakKeyDictionary()
 """The plugins whose `minisgl_metrics` has failed."""
 _uids, _turns = itertools.count(1), itertools.count()
-_waiting: dict[int, asyncio.Future[Any]] = {}
-"""The answers that extensions of this process wait for, by the numbers of their questions."""
 BUSY = -1
 """The answer of `flush_cache` before the last step was read."""
 
@@ -55,15 +51,13 @@ async def ask_worker(dispatcher: Dispatcher, worker: str, function: Callable[...
     if dispatcher.state not in ("ready", "draining"):
         raise dispatcher.unavailable()
     uid = next(_uids)
-    future = _waiting[uid] = asyncio.get_running_loop().create_future()
-    dispatcher.pending.add(future)
+    future = dispatcher.pending[uid] = asyncio.get_running_loop().create_future()
     try:
         place = f"{function.__module__}:{function.__qualname__}"
         dispatcher.send(worker, Call(f"{__name__}:answer", [uid, place, list(arguments)]))
         return await future
     finally:
-        dispatcher.pending.discard(future)
-        del _waiting[uid]
+        del dispatcher.pending[uid]
 
 
 async def ask_tokenizer(dispatcher: Dispatcher, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -86,7 +80,7 @@ def answer(process: Any, uid: int, function: str, arguments: list[Any]) -> None:
 
 def receive(dispatcher: Dispatcher, uid: int, value: Any, error: Any) -> None:
     """Receive an answer in the API server's process."""
-    future = _waiting.get(uid)
+    future = dispatcher.pending.get(uid)
     if future is None or future.done():
         return
     if error is None:

@@ -22,7 +22,7 @@ from minisgl.tokenizer.tokenizer import Tokenizer
 def check(params: SamplingParams, tokenizer: Tokenizer | None) -> None:
     """Raise `InvalidRequestError` for a stop string that could never be found.
 
-    If special tokens are left out of the text, this is one that has a special token beside other text.
+    If special tokens are left out of the text, a stop string that has one beside other text is such a string.
     """
     if tokenizer is None:
         raise InvalidRequestError(

@@ -362,7 +362,7 @@ for name in ("faulty", "right", "lazy"):
 
 
 def test_every_lab_has_a_piece() -> None:
-    """Each lab has a fault of its own to find, but the capstone, in which students choose what they write."""
+    """Each lab has at least one museum piece, except the capstone, whose page says why it has none."""
     assert {piece.lab for piece in pieces()} == {lab.lab for lab in labs()} - {"capstone"}
 
 

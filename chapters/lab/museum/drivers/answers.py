@@ -1,9 +1,9 @@
 """The masks of a structured answer, with a small vocabulary. A call is a sampled token, or a list of drafts.
 
-A workload has the ``grammar`` and its ``rules`` (see `small_grammars`), the texts of the ``tokens``, and those that are
-``ends``. The rules call no rules. The plugin's own `Grammars` makes the matcher, as in a server, where another request,
-whose end tokens are ``earlier``, came before. The trace has a line for each mask: the text before it, and the tokens
-that it allows.
+A workload has a ``grammar`` with its ``rules`` (see `small_grammars`), the texts of all ``tokens``, and the ids of the
+end tokens, ``ends``. The rules call no rules. The plugin's own `Grammars` makes the matcher, as in a
+server, where another request, whose end tokens are ``earlier``, came before. The trace has a line for each mask: the
+text before it, and the tokens that it allows.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from minisgl.chapters.lab.gates.grammar import Reading, World, judge_mask, unpacked
 from minisgl.chapters.lab.grader.gate import Broken
 from minisgl.chapters.lab.grader.small_grammars import Grammar, make_grammar
-from minisgl.chapters.lab.museum.calls import Note
+from minisgl.chapters.lab.museum.calls import Note, load_plugins
 from minisgl.chapters.lab.museum.pieces import NAME
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.grammar.automaton import Automaton
 from minisgl.sampling_params import Grammar as Asked
 
+load = load_plugins
 SYMPTOM = "Some answers end in the middle: the client gets half a JSON document."
 
 
@@ -91,13 +91,6 @@ class Answer:
     matcher: Any
     world: RightMasks
     reading: Reading
-
-
-def load(file: Path) -> PluginManager:
-    """Load a plugin file."""
-    manager = PluginManager()
-    manager.add(str(file))
-    return manager
 
 
 def start(manager: PluginManager, workload: Mapping[str, Any]) -> Answer:

@@ -14,17 +14,15 @@ import torch
 
 from minisgl.chapters.lab.gates.fuse import Launch, judge, make_rows
 from minisgl.chapters.lab.grader.kernel_accesses import Accesses
-from minisgl.chapters.lab.museum.calls import Note
+from minisgl.chapters.lab.museum.calls import Note, load_plugins
 from minisgl.chapters.lab.museum.pieces import NAME
-from minisgl.plugin_manager.manager import PluginManager
 
 SYMPTOM = "A row would get another result than it gets alone."
 
 
 def load(file: Path) -> Any:
     """Return the launcher of a plugin file."""
-    manager = PluginManager()
-    manager.add(str(file))
+    manager = load_plugins(file)
     return manager.build("kernels", manager.make("kernels", NAME), device=torch.device("cpu")).launcher
 
 

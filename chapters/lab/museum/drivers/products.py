@@ -9,40 +9,36 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from minisgl.chapters.lab.grader.gate import Broken
-from minisgl.chapters.lab.museum.calls import Note
+from minisgl.chapters.lab.grader.torch_operations import Operations
+from minisgl.chapters.lab.museum.calls import Note, load_plugins
 from minisgl.chapters.lab.museum.pieces import NAME
 from minisgl.layers.linear import LinearColParallelMerged
 from minisgl.plugin_manager.manager import PluginManager
 
+load = load_plugins
 SYMPTOM = "A request gets another answer in a batch than alone."
 THRESHOLD = 6.0
 SHOWN = 3
 """How many numbers of a result the trace has."""
-PROMISE = "A row's result is that of its own integers, and of its own large numbers beside them."
+PROMISE = "A row's result depends only on the row: on its integers, and on its large numbers."
 
 
-class Made(TorchDispatchMode):
+class Made(Operations):
     """Counts in ``nbytes`` the bytes of the tensors that operations of torch make."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.nbytes = 0
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = function(*args, **(kwargs or {}))
+        found = super().__torch_dispatch__(function, types, args, kwargs)
         if isinstance(found, Tensor) and not any(each.alias_info is not None for each in function._schema.returns):
             self.nbytes += found.nbytes
         return found
@@ -79,13 +75,6 @@ def rounded(x: Tensor) -> Tensor:
     """Return x [rows, columns], rounded to its integers and multiplied with their scales, in float64."""
     scales = x.abs().amax(1, keepdim=True) / 127
     return torch.where(scales > 0, x / scales, 0.0).round().double() * scales.double()
-
-
-def load(file: Path) -> PluginManager:
-    """Load a plugin file."""
-    manager = PluginManager()
-    manager.add(str(file))
-    return manager
 
 
 def start(manager: PluginManager, workload: Mapping[str, Any]) -> Layer:

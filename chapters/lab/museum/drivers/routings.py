@@ -9,18 +9,18 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from minisgl.chapters.lab.gates.experts import HIDDEN, INNER, first_wrong
 from minisgl.chapters.lab.grader.gate import Broken
-from minisgl.chapters.lab.museum.calls import Note
+from minisgl.chapters.lab.museum.calls import Note, load_plugins
 from minisgl.chapters.lab.museum.pieces import NAME
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.testing.moe import MoeCase, Problem, WeightCounter, problem
 
+load = load_plugins
 SYMPTOM = "Some tokens get other results in a busy server than in an idle one."
 SHOWN = 3
 """How many numbers of a result the trace has."""
@@ -33,13 +33,6 @@ class Layer:
     moe: Any
     weights: Any
     problem: Problem
-
-
-def load(file: Path) -> PluginManager:
-    """Load a plugin file."""
-    manager = PluginManager()
-    manager.add(str(file))
-    return manager
 
 
 def start(manager: PluginManager, workload: Mapping[str, Any]) -> Layer:

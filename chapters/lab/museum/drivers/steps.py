@@ -8,19 +8,19 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from minisgl.chapters.lab.gates.replay import sentence
 from minisgl.chapters.lab.grader.gate import Broken
-from minisgl.chapters.lab.museum.calls import Note
+from minisgl.chapters.lab.museum.calls import Note, load_plugins
 from minisgl.chapters.lab.museum.pieces import NAME
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.graph.replaying.simulated_graph import GraphViolation
 from minisgl.testing.graph import RULES, GraphFault, GraphRig
 
+load = load_plugins
 SYMPTOM = "An answer changes when another request ends: its KV was overwritten."
 LINES = ("token", "position", "location", "request", "length")
 
@@ -32,13 +32,6 @@ class Steps:
     runner: Any
     most: int
     rig: GraphRig | None = None
-
-
-def load(file: Path) -> PluginManager:
-    """Load a plugin file."""
-    manager = PluginManager()
-    manager.add(str(file))
-    return manager
 
 
 def start(manager: PluginManager, workload: Mapping[str, Any]) -> Steps:

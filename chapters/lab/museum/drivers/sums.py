@@ -8,26 +8,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from minisgl.chapters.lab.grader.gate import Broken
-from minisgl.chapters.lab.museum.calls import Note
+from minisgl.chapters.lab.museum.calls import Note, load_plugins
 from minisgl.chapters.lab.museum.pieces import NAME
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.testing.wire import RULES, Wire, WireViolation
 
+load = load_plugins
 SYMPTOM = "Some sums had numbers of a later step."
-
-
-def load(file: Path) -> PluginManager:
-    """Load a plugin file."""
-    manager = PluginManager()
-    manager.add(str(file))
-    return manager
 
 
 def start(manager: PluginManager, workload: Mapping[str, Any]) -> PluginManager:

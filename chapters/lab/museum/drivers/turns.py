@@ -10,7 +10,6 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,12 @@ import numpy as np
 from minisgl.chapters.lab.gates.draft import Request, judge, make_turns
 from minisgl.chapters.lab.gates.draft import spec_of as spec_of_rows
 from minisgl.chapters.lab.grader.gate import Broken
-from minisgl.chapters.lab.museum.calls import Note
+from minisgl.chapters.lab.museum.calls import Note, load_plugins
 from minisgl.chapters.lab.museum.pieces import NAME
 from minisgl.core import Req, SamplingParams
 from minisgl.plugin_manager.manager import PluginManager
 
+load = load_plugins
 SYMPTOM = "All answers are right. But some requests get other drafts in a batch than alone, and few are accepted."
 LAST = 12
 """How many tokens at the end of a text the trace has."""
@@ -68,13 +68,6 @@ class Turns:
             req.req_pool_idx = -1
             return "remove"
         return "ask"
-
-
-def load(file: Path) -> PluginManager:
-    """Load a plugin file."""
-    manager = PluginManager()
-    manager.add(str(file))
-    return manager
 
 
 def start(manager: PluginManager, workload: Mapping[str, Any]) -> Turns:

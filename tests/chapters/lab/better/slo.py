@@ -1,4 +1,4 @@
-"""Steps of 820 tokens: those that are not late yet come first, and of these the short prompts.
+"""Steps of 820 tokens. Requests that are not late yet come first, those with short prompts before others.
 
 A long prompt makes many others late, and a prompt that is late can't become punctual.
 """
